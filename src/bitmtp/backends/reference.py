@@ -1,0 +1,342 @@
+"""The oracle: ``docs/numerics.md`` in plain NumPy, one row at a time where order matters. Slow on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitmtp.backends.base import MAX_WIDTH, Head, Output, Row, prefill_by_steps
+from bitmtp.backends.weights import dequantise_rows, rope_table
+from bitmtp.checkpoint import Checkpoint, linear_shapes
+from bitmtp.numerics import Float32, blocked_sum, exp, fold, lane_sum, log, norm
+from bitmtp.sampling import GREEDY, Choice, choose
+from bitmtp.ternary import quantise_rows, unpack
+
+PIECE = 256
+CANDIDATES = 16
+_F = np.float32
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """Integer weights ``[out, in]`` (kept in float64, where their products are exact) and their scales."""
+
+    weights: NDArray[np.float64]
+    scale: Float32
+    bias: Float32 | None = None
+
+    def product(self, rows: Float32) -> Float32:
+        levels, step = quantise_rows(rows)
+        q = levels.astype(np.float64)
+        if self.scale.ndim == 1:
+            y = (q @ self.weights.T).astype(np.float32) * self.scale * step
+        else:
+            groups = self.scale.shape[1]
+            cells = self.weights.reshape(len(self.weights), groups, -1)
+            sums = np.einsum("ngi,ogi->gno", q.reshape(len(q), groups, -1), cells).astype(np.float32)
+            y = fold(sums * self.scale.T[:, None, :]) * step
+        return y if self.bias is None else y + self.bias
+
+
+@dataclass(slots=True)
+class _Store:
+    """K/V of one sequence, ``[layers, kv_heads, positions, head_dim]``; ``length`` positions are history."""
+
+    keys: Float32
+    values: Float32
+    length: int = 0
+    rows: list[Row] = field(default_factory=list)  # of the last pass, at slots length, length + 1, …
+
+
+class ReferenceBackend:
+    """The NumPy backend; see :class:`bitmtp.backends.base.Backend`."""
+
+    name = "reference"
+
+    def __init__(self, checkpoint: Checkpoint, context: int | None = None) -> None:
+        self.config = checkpoint.config
+        self._checkpoint = checkpoint
+        self._layers = [self._layer(index) for index in range(self.config.num_layers)]
+        self._cos, self._sin = rope_table(self.config, context or self.config.max_position)
+        self._head_name = "embedding" if self.config.tie_embeddings else "head"
+        self._head = self._head_matrix()
+        self._stores: dict[int, _Store] = {}
+        self._next = 0
+
+    def _tensor(self, name: str) -> Float32:
+        return np.asarray(self._checkpoint.tensors[name])
+
+    def _layer(self, index: int) -> dict[str, _Matrix]:
+        prefix, tensors = f"layers.{index}.", self._checkpoint.tensors
+        return {
+            name: _Matrix(
+                unpack(tensors[f"{prefix}{name}.weight"], 2).astype(np.float64),
+                tensors[f"{prefix}{name}.scale"],
+                tensors.get(f"{prefix}{name}.bias"),
+            )
+            for name in linear_shapes(self.config)
+        }
+
+    def _head_matrix(self) -> _Matrix | None:
+        if self.config.embedding_bits == 16:
+            return None
+        weight = self._tensor(f"{self._head_name}.weight").view(np.uint8)
+        integers = unpack(weight, self.config.embedding_bits).astype(np.float64)
+        return _Matrix(integers, self._tensor(f"{self._head_name}.scale"))
+
+    def describe(self) -> dict[str, str]:
+        """What runs."""
+        return {"kernels": "NumPy", "threads": "1"}
+
+    # Sequences
+
+    def open(self) -> int:
+        """A new, empty sequence."""
+        shape = (self.config.num_layers, self.config.num_kv_heads, 0, self.config.head_dim)
+        return self._add(_Store(np.zeros(shape, np.float32), np.zeros(shape, np.float32)))
+
+    def _add(self, store: _Store) -> int:
+        self._next += 1
+        self._stores[self._next] = store
+        return self._next
+
+    def _store(self, sequence: int) -> _Store:
+        if sequence not in self._stores:
+            raise ValueError(f"sequence {sequence} is not open")
+        return self._stores[sequence]
+
+    def close(self, sequence: int) -> None:
+        """Give its memory back."""
+        del self._stores[self._store(sequence) and sequence]
+
+    def length(self, sequence: int) -> int:
+        """How many positions are materialized."""
+        return self._store(sequence).length
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Forget every position from ``length`` on."""
+        store = self._store(sequence)
+        if not 0 <= length <= store.length:
+            raise ValueError(f"cannot truncate {store.length} positions to {length}")
+        store.length, store.rows = length, []
+
+    def fork(self, sequence: int, length: int) -> int:
+        """A new sequence that shares the first ``length`` positions."""
+        store = self._store(sequence)
+        if not 0 <= length <= store.length:
+            raise ValueError(f"cannot fork {length} of {store.length} positions")
+        return self._add(_Store(store.keys[:, :, :length].copy(), store.values[:, :, :length].copy(), length))
+
+    def prefill(self, sequence: int, tokens: Sequence[int], choice: Choice = GREEDY) -> Output:
+        """Materialize tokens and return the output of the last one."""
+        return prefill_by_steps(self, sequence, tokens, choice)
+
+    def materialize(self, sequence: int, indices: Sequence[int]) -> None:
+        """Append rows of the last pass to the history, in this order."""
+        store, seen = self._store(sequence), 0
+        for place, index in enumerate(indices):
+            if not 0 <= index < len(store.rows):
+                raise ValueError(f"row {index} was not in the last pass of sequence {sequence}")
+            row, seen = store.rows[index], seen | 1 << index
+            if row.token < 0 or row.window or row.visible != seen or row.position != store.length + place:
+                raise ValueError(f"row {index} does not continue the history of sequence {sequence}")
+        slots = [store.length + index for index in indices]
+        keep = [*range(store.length), *slots]
+        store.keys, store.values = store.keys[:, :, keep], store.values[:, :, keep]
+        store.length, store.rows = len(keep), []
+
+    # The pass
+
+    def step(self, rows: Sequence[Row], *, top: int = 0, logits: bool = False) -> list[Output | None]:
+        """One pass over 1 … 64 rows."""
+        if not 1 <= len(rows) <= MAX_WIDTH:
+            raise ValueError(f"a pass has 1 to {MAX_WIDTH} rows, not {len(rows)}")
+        self._begin(rows)
+        x = np.stack([self._embed(row.token) for row in rows])
+        for index, layer in enumerate(self._layers):
+            x = self._attend(x, rows, index, layer)
+            x = self._feed_forward(x, index, layer)
+        final = norm(x, self._tensor("norm.weight"), self.config.norm_eps)
+        outputs: list[Output | None] = []
+        for index, row in enumerate(rows):
+            parent = self._parent(rows, outputs, index) if self.config.chain_rank and row.token < 0 else None
+            outputs.append(self._output(row, final[index], parent, top, logits) if row.head else None)
+        return outputs
+
+    def _begin(self, rows: Sequence[Row]) -> None:
+        for store in self._stores.values():
+            store.rows = []
+        for row in rows:
+            store = self._store(row.sequence)
+            store.rows.append(row)
+            if not 0 <= row.position < len(self._cos):
+                raise ValueError(f"position {row.position} is outside the context of {len(self._cos)}")
+            if not 1 - self.config.block_size <= row.token < self.config.vocab_size:
+                raise ValueError(f"token {row.token} is neither in the vocabulary nor a mask of this model")
+        for sequence in {row.sequence for row in rows}:
+            store = self._stores[sequence]
+            for index, row in enumerate(store.rows):
+                seen = [store.rows[i].position for i in _bits(row.visible) if i < len(store.rows)]
+                if row.visible >> len(store.rows) or not row.visible >> index & 1:
+                    raise ValueError(f"row {index} of sequence {sequence}: its visibility bits are wrong")
+                if len(set(seen)) != len(seen) or min(seen) < store.length or max(seen) > row.position:
+                    raise ValueError(f"row {index} of sequence {sequence} sees positions that it must not")
+            grow = ((0, 0), (0, 0), (0, store.length + len(store.rows) - store.keys.shape[2]), (0, 0))
+            if grow[2][1] > 0:
+                store.keys, store.values = np.pad(store.keys, grow), np.pad(store.values, grow)
+
+    def _embed(self, token: int) -> Float32:
+        if token < 0:
+            return self._tensor("mask_embedding.weight")[-token - 1]
+        return dequantise_rows(self._checkpoint, "embedding", np.array([token], np.int32))[0]
+
+    def _attend(self, x: Float32, rows: Sequence[Row], index: int, layer: dict[str, _Matrix]) -> Float32:
+        config, prefix = self.config, f"layers.{index}."
+        h = norm(x, self._tensor(f"{prefix}attention_norm.weight"), config.norm_eps)
+        q, k, v = (self._heads(layer[f"attention.{name}"].product(h)) for name in "qkv")
+        if config.qk_norm:
+            q = norm(q, self._tensor(f"{prefix}attention.q_norm.weight"), config.norm_eps)
+            k = norm(k, self._tensor(f"{prefix}attention.k_norm.weight"), config.norm_eps)
+        positions = [row.position for row in rows]
+        q = self._rope(q, positions) * (_F(1) / np.sqrt(_F(config.head_dim)))
+        k = self._rope(k, positions)
+        kept = np.dtype(config.kv_type)
+        k, v = k.astype(kept).astype(np.float32), v.astype(kept).astype(np.float32)
+        places: list[int] = []
+        for row in rows:
+            store = self._stores[row.sequence]
+            places.append(sum(1 for earlier in rows[: len(places)] if earlier.sequence == row.sequence))
+            slot = store.length + places[-1]
+            store.keys[index, :, slot], store.values[index, :, slot] = k[len(places) - 1], v[len(places) - 1]
+        attended = np.stack([self._attention(row, q[i], index).reshape(-1) for i, row in enumerate(rows)])
+        if config.sub_norm:
+            attended = norm(attended, self._tensor(f"{prefix}attention.sub_norm.weight"), config.norm_eps)
+        return x + layer["attention.o"].product(attended)
+
+    def _heads(self, x: Float32) -> Float32:
+        return x.reshape(len(x), -1, self.config.head_dim)
+
+    def _rope(self, x: Float32, positions: list[int]) -> Float32:
+        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
+        first, second = np.split(x, 2, axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    def _attention(self, row: Row, q: Float32, layer: int) -> Float32:
+        """``[heads, head_dim]`` → the same: softmax over the visible positions, in pieces of 256."""
+        store = self._stores[row.sequence]
+        slots = _visible_slots(row, store)
+        group = self.config.num_heads // self.config.num_kv_heads
+        keys = np.repeat(store.keys[layer][:, list(slots.values())], group, axis=0)
+        values = np.repeat(store.values[layer][:, list(slots.values())], group, axis=0)
+        scores = fold(np.moveaxis(q[:, None] * keys, -1, 0))
+        positions = np.array(list(slots))
+        state: tuple[Float32, Float32, Float32] | None = None
+        for piece in range(0, int(positions[-1]) + 1, PIECE):
+            inside = (positions >= piece) & (positions < piece + PIECE)
+            if inside.any():
+                part = _piece(scores[:, inside], values[:, inside], positions[inside] - piece)
+                state = part if state is None else _merge(state, part)
+        assert state is not None
+        return state[2] / state[1][:, None]
+
+    def _feed_forward(self, x: Float32, index: int, layer: dict[str, _Matrix]) -> Float32:
+        config, prefix = self.config, f"layers.{index}."
+        h = norm(x, self._tensor(f"{prefix}mlp_norm.weight"), config.norm_eps)
+        gate, up = layer["mlp.gate"].product(h), layer["mlp.up"].product(h)
+        if config.activation == "silu":
+            inner = _silu(gate) * up
+        else:
+            positive = np.maximum(gate, _F(0))
+            inner = (positive * positive) * up
+        if config.sub_norm:
+            inner = norm(inner, self._tensor(f"{prefix}mlp.sub_norm.weight"), config.norm_eps)
+        return x + layer["mlp.down"].product(inner)
+
+    # Heads
+
+    def _logits(self, hidden: Float32) -> Float32:
+        if self._head is not None:
+            return self._head.product(hidden[None])[0]
+        return lane_sum(self._tensor(f"{self._head_name}.weight").astype(np.float32) * hidden)
+
+    def _parent(self, rows: Sequence[Row], outputs: list[Output | None], index: int) -> int | None:
+        """Token chosen by the row this mask continues, if that row has a head."""
+        row, store = rows[index], self._stores[rows[index].sequence]
+        own = [place for place, other in enumerate(rows) if other.sequence == row.sequence]
+        for place in _bits(row.visible):
+            if store.rows[place].position == row.position - 1:
+                parent = outputs[own[place]]
+                return None if parent is None else parent.token
+        return None
+
+    def _output(self, row: Row, hidden: Float32, parent: int | None, top: int, want: bool) -> Output:
+        raw = self._logits(hidden)
+        largest = raw.max()
+        e = exp(raw - largest)
+        z = blocked_sum(e)
+        entropy = log(np.array([z]))[0] - blocked_sum(e * (raw - largest)) / z
+        ids = np.arange(len(raw), dtype=np.int32)
+        order = np.lexsort((ids, -raw))
+        if parent is None:
+            token = choose(ids, raw, row.choice, row.position + 1)
+            probability, best = e[token] / z, order[:top]
+            alternatives = [(int(i), float(raw[i])) for i in best]
+        else:
+            candidates = order[:CANDIDATES].astype(np.int32)
+            scored = raw[candidates] + self._chain(hidden, parent, candidates)
+            place = choose(candidates, scored, row.choice, row.position + 1)
+            own = exp(scored - scored.max())
+            share = lane_sum(e[candidates]) / z
+            token, probability = int(candidates[place]), (own[place] / lane_sum(own)) * share
+            rescored = [(int(candidates[i]), float(scored[i])) for i in np.lexsort((candidates, -scored))]
+            alternatives = (rescored + [(int(i), float(raw[i])) for i in order[CANDIDATES:]])[:top]
+        return Output(token, float(probability), float(entropy), tuple(alternatives), raw if want else None)
+
+    def _chain(self, hidden: Float32, parent: int, candidates: NDArray[np.int32]) -> Float32:
+        """What the chain adds to the candidates' logits once the proposal before them is ``parent``."""
+        size = self.config.hidden_size
+        before = norm(self._embed(parent), np.ones(size, np.float32), self.config.norm_eps)
+        a, b = self._tensor("chain.hidden.weight"), self._tensor("chain.output.weight")
+        inner = _silu(lane_sum(a[:, :size] * hidden) + lane_sum(a[:, size:] * before))
+        shift = lane_sum(b * inner)
+        return lane_sum(shift * dequantise_rows(self._checkpoint, self._head_name, candidates))
+
+
+def _silu(x: Float32) -> Float32:
+    return x / (_F(1) + exp(-x))
+
+
+def _bits(bits: int) -> list[int]:
+    return [index for index in range(bits.bit_length()) if bits >> index & 1]
+
+
+def _visible_slots(row: Row, store: _Store) -> dict[int, int]:
+    """Visible position → slot in the store, positions ascending."""
+    history = range(store.length)
+    if row.window:
+        first_recent = row.position - row.window.recent
+        history = [p for p in history if p < row.window.sinks or p > first_recent]  # type: ignore[assignment]
+    slots = {position: position for position in history}
+    for index in sorted(_bits(row.visible), key=lambda i: store.rows[i].position):
+        slots[store.rows[index].position] = store.length + index
+    return slots
+
+
+def _piece(scores: Float32, values: Float32, places: NDArray[np.int64]) -> tuple[Float32, Float32, Float32]:
+    """Maximum ``[heads]``, weight sum ``[heads]`` and weighted values ``[heads, head_dim]`` of one piece."""
+    largest = scores.max(axis=-1)
+    e = exp(scores - largest[:, None])
+    lanes = np.zeros((len(e), PIECE), np.float32)
+    lanes[:, places] = e
+    return largest, lane_sum(lanes), fold(np.moveaxis(e[..., None] * values, 1, 0))
+
+
+def _merge(
+    a: tuple[Float32, Float32, Float32], b: tuple[Float32, Float32, Float32]
+) -> tuple[Float32, Float32, Float32]:
+    largest = np.maximum(a[0], b[0])
+    keep, add = exp(a[0] - largest), exp(b[0] - largest)
+    return largest, a[1] * keep + b[1] * add, a[2] * keep[:, None] + b[2] * add[:, None]

@@ -1,0 +1,238 @@
+"""The packed checkpoint: a folder with ``config.json``, safetensors shards and the tokenizer (``docs/format.md``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from bitmtp.config import ModelConfig
+from bitmtp.errors import CheckpointError, ConfigError
+
+Tensor = NDArray[Any]
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+SHARD_BYTES = 40 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a tensor must be: its shape and NumPy dtype name."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model as read: every tensor named by :func:`tensor_specs`, nothing else."""
+
+    path: Path
+    config: ModelConfig
+    tensors: Mapping[str, Tensor]
+
+
+def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """``[out, in]`` of each ternary product of a layer, by its name below ``layers.N``."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    return {
+        "attention.q": (config.attention_size, hidden),
+        "attention.k": (config.kv_size, hidden),
+        "attention.v": (config.kv_size, hidden),
+        "attention.o": (hidden, config.attention_size),
+        "mlp.gate": (inner, hidden),
+        "mlp.up": (inner, hidden),
+        "mlp.down": (hidden, inner),
+    }
+
+
+def _scale_shape(config: ModelConfig, out: int, inputs: int) -> tuple[int, ...]:
+    return {"tensor": (1,), "row": (out,), "group": (out, inputs // config.group_size)}[config.ternary_scale]
+
+
+def _vocabulary_specs(config: ModelConfig, name: str) -> Iterator[tuple[str, TensorSpec]]:
+    vocab, hidden, bits = config.vocab_size, config.hidden_size, config.embedding_bits
+    if bits == 16:
+        yield f"{name}.weight", TensorSpec((vocab, hidden), "float16")
+        return
+    packed = TensorSpec((vocab, hidden), "int8") if bits == 8 else TensorSpec((vocab, hidden * bits // 8), "uint8")
+    yield f"{name}.weight", packed
+    yield f"{name}.scale", TensorSpec((vocab,) if bits != 2 else _scale_shape(config, vocab, hidden), "float32")
+
+
+def _layer_specs(config: ModelConfig) -> Iterator[tuple[str, TensorSpec]]:
+    for name, (out, inputs) in linear_shapes(config).items():
+        yield f"{name}.weight", TensorSpec((out, inputs // 4), "uint8")
+        yield f"{name}.scale", TensorSpec(_scale_shape(config, out, inputs), "float32")
+        if config.attention_bias and name in ("attention.q", "attention.k", "attention.v"):
+            yield f"{name}.bias", TensorSpec((out,), "float32")
+    norms = {"attention_norm": config.hidden_size, "mlp_norm": config.hidden_size}
+    if config.sub_norm:
+        norms |= {"attention.sub_norm": config.attention_size, "mlp.sub_norm": config.intermediate_size}
+    if config.qk_norm:
+        norms |= {"attention.q_norm": config.head_dim, "attention.k_norm": config.head_dim}
+    for name, size in norms.items():
+        yield f"{name}.weight", TensorSpec((size,), "float32")
+
+
+def tensor_specs(config: ModelConfig) -> dict[str, TensorSpec]:
+    """Every tensor of a checkpoint with this config, by name."""
+    specs = dict(_vocabulary_specs(config, "embedding"))
+    if not config.tie_embeddings:
+        specs |= dict(_vocabulary_specs(config, "head"))
+    if config.block_size > 1:
+        specs["mask_embedding.weight"] = TensorSpec((config.block_size - 1, config.hidden_size), "float32")
+    if config.chain_rank:
+        specs["chain.hidden.weight"] = TensorSpec((config.chain_rank, 2 * config.hidden_size), "float32")
+        specs["chain.output.weight"] = TensorSpec((config.hidden_size, config.chain_rank), "float32")
+    specs["norm.weight"] = TensorSpec((config.hidden_size,), "float32")
+    layer = dict(_layer_specs(config))
+    for index in range(config.num_layers):
+        specs |= {f"layers.{index}.{name}": spec for name, spec in layer.items()}
+    return specs
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Read ``config.json`` of a checkpoint folder.
+
+    Raises:
+        CheckpointError: no such folder or file, or a config this reader does not accept.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such model folder; give a folder that holds config.json")
+    file = path / "config.json"
+    try:
+        return ModelConfig.from_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{file}: missing; a checkpoint folder must hold it") from None
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file}: {error}") from None
+
+
+def read(path: str | Path) -> Checkpoint:
+    """Read and check a whole checkpoint; nothing is returned unless every tensor is right.
+
+    Raises:
+        CheckpointError: names the file, the tensor, and what was expected.
+    """
+    folder = Path(path)
+    config = read_config(folder)
+    specs = tensor_specs(config)
+    tensors: dict[str, Tensor] = {}
+    for file in _weight_files(folder):
+        for name, tensor in _read_shard(file, specs):
+            if name in tensors:
+                raise CheckpointError(f"{file}: tensor {name} stands in another shard too")
+            tensors[name] = tensor
+    if missing := [name for name in specs if name not in tensors]:
+        spec = specs[missing[0]]
+        raise CheckpointError(f"{folder}: tensor {missing[0]} is missing; expected {spec.dtype} {list(spec.shape)}")
+    return Checkpoint(folder, config, tensors)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if not index.exists():
+        if not (folder / WEIGHTS).exists():
+            raise CheckpointError(f"{folder / WEIGHTS}: missing (and no {INDEX} beside it)")
+        return [folder / WEIGHTS]
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index}: not an index of shards ({error!r})") from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{index}: shard {name!r} is not a file name of this folder")
+        if not (folder / name).exists():
+            raise CheckpointError(f"{folder / name}: missing; {INDEX} names it")
+    return [folder / name for name in names]
+
+
+def _read_shard(file: Path, specs: Mapping[str, TensorSpec]) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(file, framework="numpy") as shard:
+            for name in shard.keys():  # noqa: SIM118 (not a dict)
+                if name not in specs:
+                    raise CheckpointError(f"{file}: unexpected tensor {name}; config.json does not call for it")
+                tensor = shard.get_tensor(name)
+                _check_tensor(file, name, tensor, specs[name])
+                yield name, tensor
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: damaged or cut off ({error}); copy the file again") from None
+
+
+def _check_tensor(file: Path, name: str, tensor: Tensor, spec: TensorSpec) -> None:
+    if tensor.shape != spec.shape or tensor.dtype.name != spec.dtype:
+        found = f"{tensor.dtype.name} {list(tensor.shape)}"
+        raise CheckpointError(f"{file}: tensor {name} is {found}; expected {spec.dtype} {list(spec.shape)}")
+    if spec.dtype == "float32" and not np.isfinite(tensor).all():
+        raise CheckpointError(f"{file}: tensor {name} holds values that are not finite numbers")
+    ternary = spec.dtype == "uint8" and not name.startswith(("embedding", "head"))
+    if ternary and (tensor & (tensor >> 1) & 0x55).any():
+        raise CheckpointError(f"{file}: tensor {name} holds the code 3; expected only 0, 1 and 2")
+
+
+def write(path: str | Path, config: ModelConfig, tensors: Mapping[str, Tensor], tokenizer_from: str | Path) -> None:
+    """Write a checkpoint folder, whole or not at all (a temporary folder, then a rename).
+
+    Args:
+        path: the new folder; it must not exist.
+        tensors: exactly those of :func:`tensor_specs`.
+        tokenizer_from: a folder whose tokenizer files are copied along.
+
+    Raises:
+        CheckpointError: the folder exists, or a tensor is missing, unexpected, or of the wrong shape or type.
+    """
+    target = Path(path)
+    if target.exists():
+        raise CheckpointError(f"{target}: exists already; choose another folder or remove it")
+    specs = tensor_specs(config)
+    if wrong := sorted(set(specs) ^ set(tensors)):
+        raise CheckpointError(f"{target}: tensor {wrong[0]} is missing or unexpected")
+    for name, tensor in tensors.items():
+        _check_tensor(target, name, tensor, specs[name])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        (staging / "config.json").write_text(config.to_json(), encoding="utf-8")
+        _write_shards(staging, {name: tensors[name] for name in specs})
+        for name in TOKENIZER_FILES:
+            shutil.copyfile(Path(tokenizer_from) / name, staging / name)
+        staging.chmod(0o755)
+        os.rename(staging, target)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def _write_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > SHARD_BYTES:
+            shards.append({})
+            size = 0
+        shards[-1][name] = np.ascontiguousarray(tensor)
+        size += tensor.nbytes
+    if len(shards) == 1:
+        save_file(shards[0], folder / WEIGHTS)
+        return
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / file)
+        weight_map |= dict.fromkeys(shard, file)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")

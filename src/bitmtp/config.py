@@ -1,0 +1,134 @@
+"""The shape of a model: a frozen dataclass, checked on construction, that round-trips through ``config.json``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from bitmtp.errors import ConfigError
+
+FORMAT_NAME = "bitmtp"
+FORMAT_VERSION = 1
+
+Activation = Literal["silu", "relu2"]
+ScaleLayout = Literal["tensor", "row", "group"]
+KVType = Literal["float16", "float32"]
+
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "architecture": ("llama",),
+    "activation": ("silu", "relu2"),
+    "ternary_scale": ("tensor", "row", "group"),
+    "activation_bits": (8,),
+    "embedding_bits": (2, 4, 8, 16),
+    "head_activation_bits": (8, 16),
+    "kv_type": ("float16", "float32"),
+}
+_POSITIVE = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Everything a backend must know besides the tensors; ``docs/format.md`` describes each field.
+
+    Raises:
+        ConfigError: a value is unknown, out of range, or inconsistent with another.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    eos_token_ids: tuple[int, ...]
+    architecture: str = "llama"
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    activation: Activation = "silu"
+    sub_norm: bool = False
+    qk_norm: bool = False
+    attention_bias: bool = False
+    tie_embeddings: bool = True
+    bos_token_id: int | None = None
+    pad_token_id: int | None = None
+    ternary_scale: ScaleLayout = "row"
+    group_size: int = 128
+    activation_bits: int = 8
+    embedding_bits: int = 8
+    head_activation_bits: int = 8
+    kv_type: KVType = "float16"
+    block_size: int = 1
+    chain_rank: int = 0
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigError(f"{name} is {value!r}; supported: {', '.join(map(repr, allowed))}")
+        for name in (*_POSITIVE, "max_position", "group_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name} is {value!r}; it must be a positive whole number")
+        if not 1 <= self.block_size <= 32:
+            raise ConfigError(f"block_size is {self.block_size}; it must lie between 1 and 32")
+        if not 0 <= self.chain_rank <= 4096:
+            raise ConfigError(f"chain_rank is {self.chain_rank}; it must lie between 0 (no chain) and 4096")
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
+        if (self.embedding_bits == 16) != (self.head_activation_bits == 16):
+            raise ConfigError("embedding_bits 16 and head_activation_bits 16 go together")
+        for name in ("hidden_size", "intermediate_size", "attention_size"):
+            value = getattr(self, name)
+            if value % 4:
+                raise ConfigError(f"{name} is {value}; packed weights need a multiple of 4")
+            if self.ternary_scale == "group" and value % self.group_size:
+                raise ConfigError(f"{name} is {value}, not a multiple of group_size {self.group_size}")
+        for token in (*self.eos_token_ids, self.bos_token_id, self.pad_token_id):
+            if token is not None and not 0 <= token < self.vocab_size:
+                raise ConfigError(f"special token {token} is outside the vocabulary of {self.vocab_size}")
+
+    @property
+    def attention_size(self) -> int:
+        """Inputs of the attention output product: ``num_heads * head_dim``."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Outputs of the key (or value) product: ``num_kv_heads * head_dim``."""
+        return self.num_kv_heads * self.head_dim
+
+    @classmethod
+    def from_json(cls, text: str) -> ModelConfig:
+        """Parse ``config.json``; a file without ``format`` is read as version 1.
+
+        Raises:
+            ConfigError: not JSON, another format or version, unknown or missing fields, or bad values.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"not valid JSON ({error})") from None
+        if not isinstance(data, dict):
+            raise ConfigError("expected a JSON object")
+        name, version = data.pop("format", FORMAT_NAME), data.pop("format_version", FORMAT_VERSION)
+        if name != FORMAT_NAME or version != FORMAT_VERSION:
+            raise ConfigError(f"format is {name!r} version {version!r}; this reader knows {FORMAT_NAME!r} version 1")
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(data) - known):
+            raise ConfigError(f"unknown field {unknown[0]!r}")
+        if isinstance(data.get("eos_token_ids"), list):
+            data["eos_token_ids"] = tuple(data["eos_token_ids"])
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise ConfigError(str(error).replace("ModelConfig.__init__() ", "")) from None
+
+    def to_json(self) -> str:
+        """The text of ``config.json``."""
+        data = {"format": FORMAT_NAME, "format_version": FORMAT_VERSION, **asdict(self)}
+        return json.dumps(data, indent=1) + "\n"

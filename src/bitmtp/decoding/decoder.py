@@ -1,0 +1,161 @@
+"""One text being written: which rows it wants in the next pass, and what their outputs commit.
+
+A decoder never runs a pass itself, so that the rows of several texts can share one (:func:`advance`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from bitmtp.backends.base import MAX_WIDTH, Backend, Output, Row
+from bitmtp.decoding.policy import Policy, decide, longest_match
+from bitmtp.decoding.state import State
+from bitmtp.decoding.stats import Stats
+
+
+class Source(StrEnum):
+    """How a token came to be committed."""
+
+    EXACT = "exact"  # by the exact head: first tokens, the verifier's own, every autoregressive one
+    ACCEPTED = "accepted"  # a proposal that the verifier confirmed
+    CONFIDENT = "confident"  # a proposal committed on its probability alone
+
+
+class Finish(StrEnum):
+    """Why a text ended."""
+
+    STOP = "stop"  # an end-of-sequence token or a stop string
+    LENGTH = "length"  # max_tokens or the context
+    INTERRUPTED = "interrupted"  # the caller went away
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A committed token and how it came about."""
+
+    id: int
+    source: Source
+
+
+@dataclass(slots=True)
+class Decoder:
+    """Decodes one text by a policy.
+
+    Attributes:
+        state: its text; the prompt is not materialized before :meth:`start`.
+        limit: length of prompt and text at which it ends (context and ``max_tokens``).
+        eos_ids: tokens that end it; the token itself is committed.
+        ends: told of each token in order, once; True if the text ends with it (a stop string, say).
+    """
+
+    state: State
+    policy: Policy
+    limit: int
+    eos_ids: frozenset[int]
+    ends: Callable[[Token], bool] = lambda token: False
+    finish: Finish | None = None
+    stats: Stats = field(default_factory=Stats)
+    _proposals: list[int] = field(default_factory=list)
+
+    def start(self, backend: Backend) -> Token:
+        """Prefill what is not materialized yet and commit the first token, before any drafting."""
+        state = self.state
+        output = backend.prefill(state.sequence, state.pending, state.choice())
+        first = self._kept([Token(output.token, Source.EXACT)])
+        self._commit(first, len(state.pending))
+        return first[0]
+
+    def rows(self) -> list[Row]:
+        """What the next pass must run for this text: a draft, or the proposals to verify."""
+        if self._proposals:
+            return self.state.verify_rows(self._proposals)
+        return self.state.draft_rows(min(self.policy.block_size, self._room))
+
+    def absorb(self, backend: Backend, outputs: Sequence[Output | None]) -> list[Token]:
+        """Take the outputs of :meth:`rows`; returns what was committed (nothing between draft and verify)."""
+        self.stats.passes += 1
+        exact = [output for output in outputs if output is not None]
+        return self._accept(backend, exact) if self._proposals else self._judge(backend, exact)
+
+    @property
+    def _room(self) -> int:
+        return self.limit - len(self.state.committed)
+
+    def _judge(self, backend: Backend, outputs: Sequence[Output]) -> list[Token]:
+        """After a draft pass: the pending rows are history now; commit proposals, or set them aside to verify."""
+        pending = len(self.state.pending)
+        backend.materialize(self.state.sequence, range(pending))
+        tokens = [output.token for output in outputs]
+        decision = decide(self.policy, [output.probability for output in outputs], self._room)
+        if decision.verify:
+            self.state.materialized += pending
+            self._proposals = tokens[: decision.verify]
+            return []
+        sources = [Source.EXACT] + [Source.CONFIDENT] * (decision.commit - 1)
+        kept = self._kept([Token(*pair) for pair in zip(tokens, sources, strict=False)])
+        return self._iterate(kept, pending, len(tokens) - 1)
+
+    def _accept(self, backend: Backend, outputs: Sequence[Output]) -> list[Token]:
+        """After a verify pass: the longest match, then the verifier's own token."""
+        proposals, self._proposals = self._proposals, []
+        chosen = [output.token for output in outputs]
+        length = longest_match(proposals, chosen)
+        sources = [Source.EXACT] + [Source.ACCEPTED] * (length - 1) + [Source.EXACT]
+        tokens = [*proposals[:length], chosen[length - 1]]
+        kept = self._kept([Token(*pair) for pair in zip(tokens, sources, strict=True)])
+        materialized = min(length, len(kept) - 1)
+        backend.materialize(self.state.sequence, range(materialized))
+        return self._iterate(kept, materialized, len(proposals) - 1)
+
+    def _iterate(self, kept: list[Token], materialized: int, proposed: int) -> list[Token]:
+        self._commit(kept, materialized)
+        self.stats.record(len(kept), proposed, sum(token.source is not Source.EXACT for token in kept))
+        return kept
+
+    def _kept(self, tokens: list[Token]) -> list[Token]:
+        """The tokens up to the one that ends the text, if one does."""
+        for index, token in enumerate(tokens):
+            if self.ends(token) or token.id in self.eos_ids:
+                self.finish = Finish.STOP
+                return tokens[: index + 1]
+        return tokens
+
+    def _commit(self, kept: Sequence[Token], materialized: int) -> None:
+        self.state.commit([token.id for token in kept], materialized)
+        if self.finish is None and self._room <= 0:
+            self.finish = Finish.LENGTH
+
+
+def advance(backend: Backend, decoders: Sequence[Decoder]) -> list[list[Token]]:
+    """One pass for every unfinished decoder (several passes if their rows exceed the width of one).
+
+    Returns what each of ``decoders`` committed.
+    """
+    committed: list[list[Token]] = [[] for _ in decoders]
+    batch: list[tuple[int, list[Row]]] = []
+    for index, decoder in enumerate(decoders):
+        if decoder.finish is not None:
+            continue
+        rows = decoder.rows()
+        if batch and sum(len(other) for _, other in batch) + len(rows) > MAX_WIDTH:
+            _run(backend, decoders, batch, committed)
+            batch = []
+        batch.append((index, rows))
+    if batch:
+        _run(backend, decoders, batch, committed)
+    return committed
+
+
+def _run(
+    backend: Backend,
+    decoders: Sequence[Decoder],
+    batch: Sequence[tuple[int, list[Row]]],
+    committed: list[list[Token]],
+) -> None:
+    outputs = backend.step([row for _, rows in batch for row in rows])
+    start = 0
+    for index, rows in batch:
+        committed[index] = decoders[index].absorb(backend, outputs[start : start + len(rows)])
+        start += len(rows)

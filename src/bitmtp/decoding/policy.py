@@ -1,0 +1,107 @@
+"""A policy is data, and its decisions are a few short pure functions: the specification of every decoding loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from bitmtp.errors import RequestError
+
+
+class Verify(StrEnum):
+    """When the proposals of a draft pass go through a verify pass."""
+
+    ALWAYS = "always"
+    IF_SHORT = "if_short"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What to do with the proposals of a draft pass.
+
+    Attributes:
+        block_size: proposals per draft pass, D; 1 drafts nothing.
+        verify: when to run a verify pass.
+        tau: a proposal is confident if its probability is at least this.
+        min_prefix: under ``if_short``, a confident prefix shorter than this is verified instead of committed.
+        verify_bound: of the proposals, only those whose joint probability is at least this are verified.
+
+    Raises:
+        RequestError: a value out of range.
+    """
+
+    name: str
+    block_size: int
+    verify: Verify
+    tau: float = 1.0
+    min_prefix: int = 1
+    verify_bound: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise RequestError(f"block size is {self.block_size}; it must be at least 1")
+        for name in ("tau", "verify_bound"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RequestError(f"{name} is {getattr(self, name)}; it must lie between 0 and 1")
+        if self.min_prefix < 1:
+            raise RequestError(f"min_prefix is {self.min_prefix}; it must be at least 1")
+        if self.min_prefix > self.block_size:
+            raise RequestError(f"min_prefix {self.min_prefix} is larger than the block size {self.block_size}")
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the text is, bit for bit, the autoregressive one."""
+        return self.verify is Verify.ALWAYS or self.block_size == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """After a draft pass: commit this many proposals as they are, or verify this many. One of the two is 0."""
+
+    commit: int = 0
+    verify: int = 0
+
+
+def confident_prefix(probabilities: Sequence[float], tau: float) -> int:
+    """The first proposal (the ordinary next token) and those after it while each is confident."""
+    length = 1
+    while length < len(probabilities) and probabilities[length] >= tau:
+        length += 1
+    return length
+
+
+def worth_verifying(probabilities: Sequence[float], bound: float) -> int:
+    """The longest prefix whose mask proposals have a joint probability of at least ``bound``; never less than 1."""
+    joint, length = 1.0, 1
+    while length < len(probabilities):
+        joint *= probabilities[length]
+        if joint < bound:
+            break
+        length += 1
+    return length
+
+
+def longest_match(proposals: Sequence[int], chosen: Sequence[int]) -> int:
+    """How many proposals stand. ``chosen[i]`` is what the verifier's row of proposal i says comes next; the first
+    proposal came from the exact head, so it always stands."""
+    length = 1
+    while length < len(proposals) and proposals[length] == chosen[length - 1]:
+        length += 1
+    return length
+
+
+def decide(policy: Policy, probabilities: Sequence[float], room: int) -> Decision:
+    """What to do with the proposals of a draft pass.
+
+    Args:
+        probabilities: of each proposal; the first is the exact head's.
+        room: how many more tokens may be committed (at least 1).
+    """
+    confident = min(confident_prefix(probabilities, policy.tau), room)
+    if policy.verify is Verify.NEVER or (policy.verify is Verify.IF_SHORT and confident >= policy.min_prefix):
+        return Decision(commit=confident)
+    # A verify pass commits at least one token of its own behind what it accepts.
+    verify = min(worth_verifying(probabilities, policy.verify_bound), room - 1)
+    return Decision(verify=verify) if verify else Decision(commit=1)

@@ -1,0 +1,78 @@
+"""The state of one text, and the rows that its passes run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from bitmtp.backends.base import Head, Row, causal_rows, mask
+from bitmtp.sampling import Choice, Sampling
+
+
+@dataclass(slots=True)
+class State:
+    """Committed tokens and how many of them have their K/V in the store.
+
+    The identity at every iteration boundary: ``len(committed) == materialized + len(pending)`` and
+    ``len(pending) >= 1``. The last pending token is the anchor.
+
+    Attributes:
+        sequence: the backend's handle.
+        committed: prompt and text.
+        prompt_length: how many of them are the prompt.
+        materialized: how many have their causal K/V in the store.
+    """
+
+    sequence: int
+    sampling: Sampling
+    committed: list[int]
+    prompt_length: int
+    materialized: int = 0
+    _plain: Choice = field(init=False)
+    _seen: Counter[int] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._plain = Choice(self.sampling)
+        self._seen.update(dict.fromkeys(self.committed[: self.prompt_length], 0))
+        self._seen.update(self.committed[self.prompt_length :])
+
+    @property
+    def pending(self) -> list[int]:
+        """Committed tokens whose K/V are not in the store."""
+        return self.committed[self.materialized :]
+
+    @property
+    def generated(self) -> int:
+        """How many tokens were written so far."""
+        return len(self.committed) - self.prompt_length
+
+    def commit(self, tokens: Sequence[int], materialized: int) -> None:
+        """Append tokens to the text; ``materialized`` more positions are now in the store."""
+        self.committed.extend(tokens)
+        self._seen.update(tokens)
+        self.materialized += materialized
+        assert len(self.pending) >= 1, "an iteration ends with at least one pending token"
+
+    def choice(self, path: Sequence[int] = ()) -> Choice:
+        """How the token behind the committed text and ``path`` is chosen."""
+        if not self.sampling.penalised:
+            return self._plain
+        seen = self._seen.copy()
+        seen.update(path)
+        return Choice.with_counts(self.sampling, seen)
+
+    def draft_rows(self, block_size: int) -> list[Row]:
+        """Pending rows, the last one the anchor, and ``block_size - 1`` masks: every row sees all before it."""
+        pending, choice = self.pending, self.choice()
+        tokens = [*pending, *(mask(depth) for depth in range(1, block_size))]
+        heads = [Head.NONE] * (len(pending) - 1) + [Head.EXACT] + [Head.DRAFT] * (block_size - 1)
+        return causal_rows(self.sequence, tokens, self.materialized, heads, choice)
+
+    def verify_rows(self, proposals: Sequence[int]) -> list[Row]:
+        """The proposals as ordinary rows behind a text that is materialized to the end."""
+        start = len(self.committed)
+        rows = causal_rows(self.sequence, proposals, start, [Head.EXACT] * len(proposals), self._plain)
+        if not self.sampling.penalised:
+            return rows
+        return [replace(row, choice=self.choice(proposals[: index + 1])) for index, row in enumerate(rows)]

@@ -1,0 +1,292 @@
+"""Load a model, open sequences, generate and stream: what the CLI, benchmarks and the server call."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from bitmtp import checkpoint
+from bitmtp.backends import load_backend
+from bitmtp.backends.base import Backend
+from bitmtp.config import ModelConfig
+from bitmtp.decoding.decoder import Decoder, Finish, Token, advance
+from bitmtp.decoding.policies import make_policy
+from bitmtp.decoding.policy import Policy
+from bitmtp.decoding.state import State
+from bitmtp.errors import RequestError
+from bitmtp.models import shipped_model
+from bitmtp.sampling import Sampling
+from bitmtp.text import TextStream
+from bitmtp.tokenizer import Message, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to generate from a prompt.
+
+    Attributes:
+        prompt: token ids, text (encoded as it is), or chat messages (rendered by the chat template).
+        policy: None: speculative if the model drafts, autoregressive otherwise.
+        seed: key of the sampling noise; None draws one, which the result reports.
+        stop: strings that end the text.
+    """
+
+    prompt: str | Sequence[int] | Sequence[Message]
+    max_tokens: int = 256
+    policy: Policy | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One committed token and the text it settled (possibly none)."""
+
+    token: Token
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished (or interrupted) text and the figures that explain it. Times in milliseconds."""
+
+    text: str
+    token_ids: list[int]
+    policy: Policy
+    backend: str
+    seed: int
+    finish: Finish
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    passes: int
+    tokens_per_pass: float
+    ttft_ms: float
+    tpot_ms: float
+    tokens_per_second: float
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens written, an end-of-sequence token included."""
+        return len(self.token_ids)
+
+    @property
+    def drafts_rejected(self) -> bool:
+        """Drafting was tried in earnest and next to nothing was accepted."""
+        return self.num_spec_steps >= 8 and self.draft_acceptance_rate < 0.02
+
+
+class Generation:
+    """A text being written; iterate for its chunks. :attr:`result` is right at any moment, after Ctrl-C too."""
+
+    def __init__(self, engine: Engine, sequence: int, request: Request, ids: list[int], reused: int) -> None:
+        self._engine = engine
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        policy = request.policy or engine.default_policy()
+        if policy.block_size > engine.config.block_size:
+            raise RequestError(f"block size {policy.block_size} is above the model's {engine.config.block_size}")
+        state = State(sequence, replace(request.sampling, seed=seed), ids, len(ids), reused)
+        limit = min(len(ids) + request.max_tokens, engine.context)
+        eos = frozenset(engine.config.eos_token_ids)
+        self.decoder = Decoder(state, policy, limit, eos, ends=self._see)
+        self._text = TextStream(engine.tokenizer, request.stop)
+        self._chunks: list[Chunk] = []
+        self._begun, self._first, self._last = time.perf_counter(), 0.0, 0.0
+
+    def _see(self, token: Token) -> bool:
+        self._chunks.append(Chunk(token, self._text.push(token.id)))
+        return self._text.stopped
+
+    def start(self) -> list[Chunk]:
+        """Prefill and commit the first token."""
+        self.decoder.start(self._engine.backend)
+        self._first = time.perf_counter()
+        return self.take()
+
+    def take(self) -> list[Chunk]:
+        """The chunks committed since the last call."""
+        if self._chunks:
+            self._last = time.perf_counter()
+        chunks, self._chunks = self._chunks, []
+        if self.decoder.finish is not None and chunks:
+            chunks[-1] = replace(chunks[-1], text=chunks[-1].text + self._text.finish())
+        return chunks
+
+    def __iter__(self) -> Iterator[Chunk]:
+        yield from self.start()
+        while self.decoder.finish is None:
+            advance(self._engine.backend, [self.decoder])
+            yield from self.take()
+
+    @property
+    def result(self) -> Result:
+        """The text so far with its figures."""
+        decoder, state, stats = self.decoder, self.decoder.state, self.decoder.stats
+        seconds, later = self._last - self._first, max(state.generated - 1, 0)
+        return Result(
+            text=self._text.text,
+            token_ids=state.committed[state.prompt_length :],
+            policy=decoder.policy,
+            backend=self._engine.backend.name,
+            seed=state.sampling.seed,
+            finish=decoder.finish or Finish.INTERRUPTED,
+            mean_acceptance_length=stats.mean_acceptance_length,
+            draft_acceptance_rate=stats.draft_acceptance_rate,
+            acceptance_histogram=stats.acceptance_histogram(decoder.policy.block_size),
+            num_spec_steps=stats.num_spec_steps,
+            passes=stats.passes,
+            tokens_per_pass=stats.tokens_per_pass,
+            ttft_ms=max(self._first - self._begun, 0.0) * 1e3,
+            tpot_ms=seconds / later * 1e3 if later else 0.0,
+            tokens_per_second=later / seconds if seconds > 0 else 0.0,
+        )
+
+
+class Session:
+    """A sequence that lives on between texts: what a prompt shares with what is materialized is not run again."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._sequence = engine.backend.open()
+        self._state: State | None = None
+
+    def generate(self, request: Request) -> Generation:
+        """Begin a text; nothing runs before it is iterated.
+
+        Raises:
+            RequestError: the prompt is empty or too long, or an option has no meaning here.
+        """
+        ids = self._engine.encode(request)
+        known = self._state.committed[: self._state.materialized] if self._state else []
+        reused = next((i for i, pair in enumerate(zip(ids, known, strict=False)) if pair[0] != pair[1]), len(known))
+        reused = min(reused, len(ids) - 1)
+        generation = Generation(self._engine, self._sequence, request, ids, reused)
+        self._engine.backend.truncate(self._sequence, reused)
+        self._state = generation.decoder.state
+        return generation
+
+    def close(self) -> None:
+        """Give the sequence's memory back."""
+        self._engine.backend.close(self._sequence)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Engine:
+    """A loaded model: tokenizer, backend, context."""
+
+    def __init__(self, backend: Backend, tokenizer: Tokenizer, context: int) -> None:
+        self.backend = backend
+        self.tokenizer = tokenizer
+        self.context = context
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path | None = None,
+        *,
+        backend: str = "auto",
+        threads: int | None = None,
+        context: int | None = None,
+    ) -> Engine:
+        """Load a checkpoint folder (None: the model that ships with the package).
+
+        Args:
+            backend: ``auto``, ``cpu`` or ``reference``.
+            threads: None: one per core.
+            context: longest prompt and text together; None: what the model was made for.
+
+        Raises:
+            CheckpointError: the folder is not a sound checkpoint.
+            BackendError: the backend cannot run here.
+            RequestError: the context is out of range.
+        """
+        loaded = checkpoint.read(path if path is not None else shipped_model())
+        longest = loaded.config.max_position
+        if context is not None and not 2 <= context <= longest:
+            raise RequestError(f"context is {context}; this model allows 2 to {longest}")
+        tokenizer = Tokenizer(loaded.path, loaded.config.vocab_size)
+        length = context or longest
+        return cls(load_backend(backend, loaded, threads=threads, context=length), tokenizer, length)
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self.backend.config
+
+    def default_policy(self) -> Policy:
+        """Speculative if the model drafts, autoregressive otherwise: lossless both."""
+        drafts = self.config.block_size > 1
+        return make_policy("speculative" if drafts else "autoregressive", self.config.block_size)
+
+    def encode(self, request: Request) -> list[int]:
+        """Token ids of a request's prompt, checked against context and vocabulary.
+
+        Raises:
+            RequestError: what is wrong and what to do.
+        """
+        ids = self._prompt_ids(request.prompt)
+        if not ids:
+            raise RequestError("the prompt is empty; give at least one token of text")
+        if len(ids) >= self.context:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, the context {self.context}; shorten it or raise --context"
+            )
+        if request.max_tokens < 1:
+            raise RequestError(f"max_tokens is {request.max_tokens}; it must be at least 1")
+        biased = [token for token, _ in request.sampling.logit_bias]
+        for token in (*ids, *biased):
+            if not 0 <= token < self.config.vocab_size:
+                raise RequestError(f"token id {token} is outside the vocabulary of {self.config.vocab_size}")
+        if any(not stop for stop in request.stop):
+            raise RequestError("a stop string is empty; leave it out")
+        return ids
+
+    def _prompt_ids(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if prompt and not isinstance(prompt[0], int):
+            return self.tokenizer.encode(self.tokenizer.chat(prompt))  # type: ignore[arg-type]
+        return list(prompt)  # type: ignore[arg-type]
+
+    def session(self) -> Session:
+        """A sequence that can be used for several texts, such as the turns of a chat."""
+        return Session(self)
+
+    def stream(self, request: Request) -> Iterator[Chunk]:
+        """Generate, yielding tokens as they are committed."""
+        with self.session() as session:
+            yield from session.generate(request)
+
+    def generate(self, request: Request) -> Result:
+        """Generate to the end."""
+        with self.session() as session:
+            generation = session.generate(request)
+            for _ in generation:
+                pass
+            return generation.result
+
+    def generate_batch(self, requests: Sequence[Request]) -> list[Result]:
+        """Generate several texts whose rows share passes; each is the text it would be alone."""
+        sessions = [self.session() for _ in requests]
+        try:
+            running = [session.generate(request) for session, request in zip(sessions, requests, strict=True)]
+            for generation in running:
+                generation.start()
+            while any(generation.decoder.finish is None for generation in running):
+                advance(self.backend, [generation.decoder for generation in running])
+                for generation in running:
+                    generation.take()
+            return [generation.result for generation in running]
+        finally:
+            for session in sessions:
+                session.close()

@@ -1,0 +1,95 @@
+"""Text to token ids and back: the ``tokenizers`` library plus the checkpoint's chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as _Tokenizer
+
+from bitmtp.errors import CheckpointError, RequestError
+
+Message = Mapping[str, Any]
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint folder.
+
+    Raises:
+        CheckpointError: a file is missing or unreadable, or has more tokens than the model.
+    """
+
+    def __init__(self, folder: str | Path, vocab_size: int | None = None) -> None:
+        folder = Path(folder)
+        file = folder / "tokenizer.json"
+        if not file.exists():
+            raise CheckpointError(f"{file}: missing; a checkpoint folder must hold it")
+        try:
+            self._tokenizer = _Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises plain Exception
+            raise CheckpointError(f"{file}: not a tokenizer ({error})") from None
+        size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        if vocab_size is not None and size > vocab_size:
+            raise CheckpointError(f"{file}: has {size} tokens; the model has {vocab_size}: not the tokenizer of this model")
+        self._settings = _read_settings(folder / "tokenizer_config.json")
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, special ones included."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint brings a chat template."""
+        return bool(self._settings.get("chat_template"))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``; special tokens written in it are recognised, none is added."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of many texts, on all cores."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of token ids; an incomplete character at the end shows as U+FFFD."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token by its exact text, or None."""
+        return self._tokenizer.token_to_id(token)
+
+    def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """Render messages by the chat template.
+
+        Raises:
+            RequestError: there is no template, or it rejects the messages.
+        """
+        template = self._settings.get("chat_template")
+        if not template:
+            raise RequestError("this model has no chat template; use --no-chat-template")
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        names = {key: self._settings.get(key) or "" for key in ("bos_token", "eos_token")}
+        try:
+            return environment.from_string(template).render(
+                messages=list(messages), add_generation_prompt=add_generation_prompt, **names
+            )
+        except TemplateError as error:
+            raise RequestError(f"the chat template rejects these messages: {error}") from None
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{file}: missing; a checkpoint folder must hold it") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file}: not valid JSON ({error})") from None
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{file}: expected a JSON object")
+    return settings
