@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitmtp.errors import RequestError
-from bitmtp.numerics import Float32, blocked_sum, exp, gumbel
+from bitmtp.numerics import Float32, UInt32, blocked_sum, exp, gumbel
 
 Int32 = NDArray[np.int32]
 _F = np.float32
@@ -80,24 +80,26 @@ class Choice:
     Attributes:
         seen: ids of the tokens of prompt and text up to and including the row, ascending, each once.
         counts: how often each stands in the generated text.
+        allowed: bit ``id % 32`` of word ``id // 32`` is set if a grammar allows the token; None allows all.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
     seen: Int32 = field(default_factory=_no_ids)
     counts: Int32 = field(default_factory=_no_ids)
+    allowed: UInt32 | None = None
 
     @classmethod
-    def with_counts(cls, sampling: Sampling, counts: Mapping[int, int]) -> Choice:
+    def with_counts(cls, sampling: Sampling, counts: Mapping[int, int], allowed: UInt32 | None = None) -> Choice:
         """From a mapping of seen token → occurrences in the generated text (0: in the prompt only)."""
         ids = np.array(sorted(counts), np.int32)
-        return cls(sampling, ids, np.array([counts[token] for token in ids.tolist()], np.int32))
+        return cls(sampling, ids, np.array([counts[token] for token in ids.tolist()], np.int32), allowed)
 
 
 GREEDY = Choice()
 
 
 def adjust(ids: Int32, raw: Float32, choice: Choice) -> Float32:
-    """Logits after penalties and bias; ``ids[n]`` names the entries of ``raw[n]``."""
+    """Logits after penalties, bias and grammar; ``ids[n]`` names the entries of ``raw[n]``."""
     sampling, logits = choice.sampling, raw.copy()
     if sampling.penalised and len(choice.seen):
         place = np.searchsorted(choice.seen, ids)
@@ -109,6 +111,10 @@ def adjust(ids: Int32, raw: Float32, choice: Choice) -> Float32:
         logits[hit] = l - (_F(sampling.frequency_penalty) * count + presence)
     for token, value in sampling.logit_bias:
         logits[ids == token] += _F(value)
+    if choice.allowed is not None:
+        open_ids = (choice.allowed[ids >> 5] >> (ids & 31).astype(np.uint32) & np.uint32(1)).astype(np.bool_)
+        if open_ids.any():
+            logits[~open_ids] = -np.inf
     return logits
 
 
