@@ -96,7 +96,8 @@ class Generation:
         self.decoder = Decoder(state, policy, limit, eos, ends=self._see)
         self._text = TextStream(engine.tokenizer, request.stop)
         self._chunks: list[Chunk] = []
-        self._begun, self._first, self._last = time.perf_counter(), 0.0, 0.0
+        self._begun = time.perf_counter()
+        self._first = self._last = 0.0
 
     def _see(self, token: Token) -> bool:
         self._chunks.append(Chunk(token, self._text.push(token.id)))
@@ -105,13 +106,13 @@ class Generation:
     def start(self) -> list[Chunk]:
         """Prefill and commit the first token."""
         self.decoder.start(self._engine.backend)
-        self._first = time.perf_counter()
         return self.take()
 
     def take(self) -> list[Chunk]:
         """The chunks committed since the last call."""
         if self._chunks:
             self._last = time.perf_counter()
+            self._first = self._first or self._last
         chunks, self._chunks = self._chunks, []
         if self.decoder.finish is not None and chunks:
             chunks[-1] = replace(chunks[-1], text=chunks[-1].text + self._text.finish())

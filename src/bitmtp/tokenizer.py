@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tokenizers import Tokenizer as _Tokenizer
 
@@ -45,6 +45,16 @@ class Tokenizer:
         """Whether the checkpoint brings a chat template."""
         return bool(self._settings.get("chat_template"))
 
+    @property
+    def template_knows_tools(self) -> bool:
+        """Whether the chat template renders tool definitions by itself."""
+        return "tools" in (self._settings.get("chat_template") or "")
+
+    @property
+    def definition(self) -> str:
+        """The text of ``tokenizer.json``, for libraries that read it themselves."""
+        return str(self._tokenizer.to_str())
+
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``; special tokens written in it are recognised, none is added."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -61,8 +71,10 @@ class Tokenizer:
         """Id of a token by its exact text, or None."""
         return self._tokenizer.token_to_id(token)
 
-    def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """Render messages by the chat template.
+    def chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, tools: Sequence[Message] | None = None
+    ) -> str:
+        """Render messages (and tool definitions, if the template knows them) by the chat template.
 
         Raises:
             RequestError: there is no template, or it rejects the messages.
@@ -74,13 +86,22 @@ class Tokenizer:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        # Published templates count on these two.
+        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+        environment.globals["raise_exception"] = _reject
         names = {key: self._settings.get(key) or "" for key in ("bos_token", "eos_token")}
         try:
             return environment.from_string(template).render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **names
+                messages=list(messages), add_generation_prompt=add_generation_prompt, tools=tools, **names
             )
         except TemplateError as error:
             raise RequestError(f"the chat template rejects these messages: {error}") from None
+
+
+def _reject(reason: str) -> NoReturn:
+    from jinja2 import TemplateError
+
+    raise TemplateError(reason)
 
 
 def _read_settings(file: Path) -> dict[str, Any]:

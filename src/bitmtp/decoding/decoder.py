@@ -37,6 +37,7 @@ class Token:
 
     id: int
     source: Source
+    output: Output | None = field(default=None, compare=False, repr=False)  # of the row that chose it
 
 
 @dataclass(slots=True)
@@ -57,27 +58,48 @@ class Decoder:
     ends: Callable[[Token], bool] = lambda token: False
     finish: Finish | None = None
     stats: Stats = field(default_factory=Stats)
-    _proposals: list[int] = field(default_factory=list)
+    _proposals: list[Output] = field(default_factory=list)
 
     def start(self, backend: Backend) -> Token:
         """Prefill what is not materialized yet and commit the first token, before any drafting."""
         state = self.state
         output = backend.prefill(state.sequence, state.pending, state.choice())
-        first = self._kept([Token(output.token, Source.EXACT)])
-        self._commit(first, len(state.pending))
-        return first[0]
+        return self._begin(output, len(state.pending))[0]
 
-    def rows(self) -> list[Row]:
-        """What the next pass must run for this text: a draft, or the proposals to verify."""
+    def rows(self, width: int = MAX_WIDTH) -> list[Row]:
+        """What the next pass must run for this text, in at most ``width`` rows: a piece of a long prompt, a draft, or the
+        proposals to verify.
+
+        Empty if it has to wait for a wider pass: a lossy policy's draft cannot shrink, or its text would change.
+        """
+        pending = len(self.state.pending)
         if self._proposals:
-            return self.state.verify_rows(self._proposals)
-        return self.state.draft_rows(min(self.policy.block_size, self._room))
+            proposals = self._proposals[:width] if self.policy.lossless else self._proposals
+            rows = self.state.verify_rows([proposal.token for proposal in proposals])
+        elif pending > width:
+            rows = self.state.piece_rows(width)
+        else:
+            block = min(self.policy.block_size, self._room) if self.state.generated else 1
+            rows = self.state.draft_rows(min(block, width - pending + 1) if self.policy.lossless else block)
+        return rows if len(rows) <= width else []
 
     def absorb(self, backend: Backend, outputs: Sequence[Output | None]) -> list[Token]:
         """Take the outputs of :meth:`rows`; returns what was committed (nothing between draft and verify)."""
+        chosen = [output for output in outputs if output is not None]
+        if not chosen or not self.state.generated:
+            backend.materialize(self.state.sequence, range(len(outputs)))
+            if chosen:
+                return self._begin(chosen[0], len(outputs))
+            self.state.materialized += len(outputs)
+            return []
         self.stats.passes += 1
-        exact = [output for output in outputs if output is not None]
-        return self._accept(backend, exact) if self._proposals else self._judge(backend, exact)
+        return self._accept(backend, chosen) if self._proposals else self._judge(backend, chosen)
+
+    def _begin(self, output: Output, materialized: int) -> list[Token]:
+        """The first token, from the prompt's last row; it is committed before anything is drafted."""
+        first = self._kept([Token(output.token, Source.EXACT, output)])
+        self._commit(first, materialized)
+        return first
 
     @property
     def _room(self) -> int:
@@ -87,24 +109,22 @@ class Decoder:
         """After a draft pass: the pending rows are history now; commit proposals, or set them aside to verify."""
         pending = len(self.state.pending)
         backend.materialize(self.state.sequence, range(pending))
-        tokens = [output.token for output in outputs]
         decision = decide(self.policy, [output.probability for output in outputs], self._room)
         if decision.verify:
             self.state.materialized += pending
-            self._proposals = tokens[: decision.verify]
+            self._proposals = list(outputs[: decision.verify])
             return []
         sources = [Source.EXACT] + [Source.CONFIDENT] * (decision.commit - 1)
-        kept = self._kept([Token(*pair) for pair in zip(tokens, sources, strict=False)])
-        return self._iterate(kept, pending, len(tokens) - 1)
+        kept = self._kept(_tokens(outputs[: decision.commit], sources))
+        return self._iterate(kept, pending, len(outputs) - 1)
 
     def _accept(self, backend: Backend, outputs: Sequence[Output]) -> list[Token]:
         """After a verify pass: the longest match, then the verifier's own token."""
-        proposals, self._proposals = self._proposals, []
-        chosen = [output.token for output in outputs]
-        length = longest_match(proposals, chosen)
+        proposals, self._proposals = self._proposals[: len(outputs)], []
+        length = longest_match([output.token for output in proposals], [output.token for output in outputs])
         sources = [Source.EXACT] + [Source.ACCEPTED] * (length - 1) + [Source.EXACT]
-        tokens = [*proposals[:length], chosen[length - 1]]
-        kept = self._kept([Token(*pair) for pair in zip(tokens, sources, strict=True)])
+        # A proposal that stands is the token which the exact row before it chose.
+        kept = self._kept(_tokens([proposals[0], *outputs[:length]], sources))
         materialized = min(length, len(kept) - 1)
         backend.materialize(self.state.sequence, range(materialized))
         return self._iterate(kept, materialized, len(proposals) - 1)
@@ -126,6 +146,10 @@ class Decoder:
         self.state.commit([token.id for token in kept], materialized)
         if self.finish is None and self._room <= 0:
             self.finish = Finish.LENGTH
+
+
+def _tokens(outputs: Sequence[Output], sources: Sequence[Source]) -> list[Token]:
+    return [Token(output.token, source, output) for output, source in zip(outputs, sources, strict=True)]
 
 
 def advance(backend: Backend, decoders: Sequence[Decoder]) -> list[list[Token]]:

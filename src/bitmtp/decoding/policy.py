@@ -99,6 +99,8 @@ def decide(policy: Policy, probabilities: Sequence[float], room: int) -> Decisio
         probabilities: of each proposal; the first is the exact head's.
         room: how many more tokens may be committed (at least 1).
     """
+    if len(probabilities) == 1:  # the exact head's own: there is nothing to verify
+        return Decision(commit=1)
     confident = min(confident_prefix(probabilities, policy.tau), room)
     if policy.verify is Verify.NEVER or (policy.verify is Verify.IF_SHORT and confident >= policy.min_prefix):
         return Decision(commit=confident)

@@ -95,6 +95,11 @@ class State:
         free = replace(choice, allowed=None)
         return [replace(row, choice=free) if row.head is Head.DRAFT else row for row in rows]
 
+    def piece_rows(self, width: int) -> list[Row]:
+        """The first ``width`` pending tokens, to be materialized only."""
+        tokens = self.pending[:width]
+        return causal_rows(self.sequence, tokens, self.materialized, [Head.NONE] * len(tokens), self._plain)
+
     def verify_rows(self, proposals: Sequence[int]) -> list[Row]:
         """The proposals as ordinary rows behind a text that is materialized to the end."""
         start = len(self.committed)
