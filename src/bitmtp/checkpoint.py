@@ -114,8 +114,8 @@ def read_config(path: Path) -> ModelConfig:
     file = path / "config.json"
     try:
         return ModelConfig.from_json(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{file}: missing; a checkpoint folder must hold it") from None
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read ({error.strerror}); a checkpoint folder must hold it") from None
     except (ConfigError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file}: {error}") from None
 
@@ -131,7 +131,7 @@ def read(path: str | Path) -> Checkpoint:
     specs = tensor_specs(config)
     tensors: dict[str, Tensor] = {}
     for file in _weight_files(folder):
-        for name, tensor in _read_shard(file, specs):
+        for name, tensor in _read_shard(file, specs, config):
             if name in tensors:
                 raise CheckpointError(f"{file}: tensor {name} stands in another shard too")
             tensors[name] = tensor
@@ -159,27 +159,39 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _read_shard(file: Path, specs: Mapping[str, TensorSpec]) -> Iterator[tuple[str, Tensor]]:
+def _read_shard(file: Path, specs: Mapping[str, TensorSpec], config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(file, framework="numpy") as shard:
             for name in shard.keys():  # noqa: SIM118 (not a dict)
                 if name not in specs:
                     raise CheckpointError(f"{file}: unexpected tensor {name}; config.json does not call for it")
-                tensor = shard.get_tensor(name)
-                _check_tensor(file, name, tensor, specs[name])
+                tensor = _get_tensor(file, shard, name, specs[name])
+                _check_tensor(file, name, tensor, specs[name], config)
                 yield name, tensor
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: damaged or cut off ({error}); copy the file again") from None
 
 
-def _check_tensor(file: Path, name: str, tensor: Tensor, spec: TensorSpec) -> None:
+def _get_tensor(file: Path, shard: Any, name: str, spec: TensorSpec) -> Tensor:
+    try:
+        return np.asarray(shard.get_tensor(name))
+    except TypeError:  # a type that NumPy lacks, such as bfloat16
+        found = shard.get_slice(name).get_dtype()
+        raise CheckpointError(f"{file}: tensor {name} is {found}; expected {spec.dtype} {list(spec.shape)}") from None
+
+
+def _inputs_per_byte(name: str, config: ModelConfig) -> int:
+    return 8 // config.embedding_bits if name.startswith(("embedding.", "head.")) else 4
+
+
+def _check_tensor(file: Path, name: str, tensor: Tensor, spec: TensorSpec, config: ModelConfig) -> None:
     if tensor.shape != spec.shape or tensor.dtype.name != spec.dtype:
         found = f"{tensor.dtype.name} {list(tensor.shape)}"
         raise CheckpointError(f"{file}: tensor {name} is {found}; expected {spec.dtype} {list(spec.shape)}")
-    if spec.dtype == "float32" and not np.isfinite(tensor).all():
+    if spec.dtype.startswith("float") and not np.isfinite(tensor).all():
         raise CheckpointError(f"{file}: tensor {name} holds values that are not finite numbers")
-    ternary = spec.dtype == "uint8" and not name.startswith(("embedding", "head"))
-    if ternary and (tensor & (tensor >> 1) & 0x55).any():
+    per_byte = _inputs_per_byte(name, config)
+    if spec.dtype == "uint8" and per_byte == 4 and (tensor & (tensor >> 1) & 0x55).any():
         raise CheckpointError(f"{file}: tensor {name} holds the code 3; expected only 0, 1 and 2")
 
 
@@ -201,7 +213,10 @@ def write(path: str | Path, config: ModelConfig, tensors: Mapping[str, Tensor], 
     if wrong := sorted(set(specs) ^ set(tensors)):
         raise CheckpointError(f"{target}: tensor {wrong[0]} is missing or unexpected")
     for name, tensor in tensors.items():
-        _check_tensor(target, name, tensor, specs[name])
+        _check_tensor(target, name, tensor, specs[name], config)
+    for name in TOKENIZER_FILES:
+        if not (Path(tokenizer_from) / name).is_file():
+            raise CheckpointError(f"{Path(tokenizer_from) / name}: missing; a checkpoint needs its tokenizer")
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -228,7 +243,7 @@ def _write_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
     if len(shards) == 1:
         save_file(shards[0], folder / WEIGHTS)
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, folder / file)

@@ -24,6 +24,18 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "head_activation_bits": (8, 16),
     "kv_type": ("float16", "float32"),
 }
+# What a field may hold, by its annotation (a tuple: each of its values).
+_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (float, int),
+    "bool": (bool,),
+    "str": (str,),
+    "int | None": (int, type(None)),
+    "tuple[int, ...]": (int,),
+    "Activation": (str,),
+    "ScaleLayout": (str,),
+    "KVType": (str,),
+}
 _POSITIVE = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
 
 
@@ -64,14 +76,16 @@ class ModelConfig:
     chain_rank: int = 0
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
                 raise ConfigError(f"{name} is {value!r}; supported: {', '.join(map(repr, allowed))}")
-        for name in (*_POSITIVE, "max_position", "group_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} is {value!r}; it must be a positive whole number")
+        for name in (*_POSITIVE, "max_position", "group_size", "rope_theta"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be above 0")
+        if not 0 <= self.norm_eps < 1:
+            raise ConfigError(f"norm_eps is {self.norm_eps!r}; it must lie between 0 and 1")
         if not 1 <= self.block_size <= 32:
             raise ConfigError(f"block_size is {self.block_size}; it must lie between 1 and 32")
         if not 0 <= self.chain_rank <= 4096:
@@ -91,6 +105,14 @@ class ModelConfig:
         for token in (*self.eos_token_ids, self.bos_token_id, self.pad_token_id):
             if token is not None and not 0 <= token < self.vocab_size:
                 raise ConfigError(f"special token {token} is outside the vocabulary of {self.vocab_size}")
+
+    def _check_types(self) -> None:
+        for item in fields(self):
+            value, expected = getattr(self, item.name), _TYPES[str(item.type)]
+            values = value if isinstance(value, tuple) else (value,)
+            shape_right = isinstance(value, tuple) == (item.name == "eos_token_ids")
+            if not shape_right or not all(type(entry) in expected for entry in values):
+                raise ConfigError(f"{item.name} is {value!r}; expected {item.type}")
 
     @property
     def attention_size(self) -> int:

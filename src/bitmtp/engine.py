@@ -30,7 +30,8 @@ class Request:
     Attributes:
         prompt: token ids, text (encoded as it is), or chat messages (rendered by the chat template).
         policy: None: speculative if the model drafts, autoregressive otherwise.
-        seed: key of the sampling noise; None draws one, which the result reports.
+        seed: key of the sampling noise, instead of ``sampling.seed``; if neither is given a random one is drawn, which
+            the result reports.
         stop: strings that end the text.
     """
 
@@ -86,7 +87,7 @@ class Generation:
 
     def __init__(self, engine: Engine, sequence: int, request: Request, ids: list[int], reused: int) -> None:
         self._engine = engine
-        seed = secrets.randbits(63) if request.seed is None else request.seed
+        seed = request.seed if request.seed is not None else request.sampling.seed or secrets.randbits(63)
         policy = request.policy or engine.default_policy()
         if policy.block_size > engine.config.block_size:
             raise RequestError(f"block size {policy.block_size} is above the model's {engine.config.block_size}")

@@ -1,4 +1,4 @@
-"""Typed errors. Each message is one line that says what was wrong and what to do; the CLI prints it and exits with 2."""
+"""Typed errors. Each message is one line: what was wrong and what to do. The CLI prints it and exits with 2."""
 
 
 class BitMTPError(Exception):

@@ -45,7 +45,8 @@ def exp(x: Float32) -> Float32:
         p = p * r + _F(coefficient)
     y = (p * (r * r) + r) + _F(1)
     power = ((n.astype(np.int32) + 127) << 23).view(np.float32)
-    return np.where(x < _F(-87), _F(0), y * power)
+    result: Float32 = np.where(x < _F(-87), _F(0), y * power)
+    return result
 
 
 def log(x: Float32) -> Float32:
@@ -66,14 +67,16 @@ def log(x: Float32) -> Float32:
     y = (p * f) * z
     y = y + e * _F(-2.12194440e-4)
     y = y - _F(0.5) * z
-    return (f + y) + e * _F(0.693359375)
+    result: Float32 = (f + y) + e * _F(0.693359375)
+    return result
 
 
 def norm(x: Float32, weight: Float32, eps: float) -> Float32:
     """RMSNorm over the last axis."""
     mean = lane_sum(x * x) / _F(x.shape[-1])
     scale = _F(1) / np.sqrt(mean + _F(eps))
-    return (x * scale[..., None]) * weight
+    result: Float32 = (x * scale[..., None]) * weight
+    return result
 
 
 def mix32(x: UInt32) -> UInt32:

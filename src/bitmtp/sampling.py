@@ -51,7 +51,8 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0, 100)
+        if self.temperature:
+            _check("temperature (unless 0)", self.temperature, 0.001, 100)
         _check("top_k", self.top_k, 0, 1 << 30)
         _check("top_p", self.top_p, 0, 1)
         _check("min_p", self.min_p, 0, 1)

@@ -32,10 +32,10 @@ def pack(weights: Int8, bits: int) -> UInt8:
     codes = weights.astype(np.int16) + ZERO_POINT[bits]
     if codes.min(initial=0) < 0 or codes.max(initial=0) > (2 if bits == 2 else 15):
         raise ValueError(f"a weight does not fit {bits} bits")
-    codes = codes.astype(np.uint8).reshape(out, inputs // per_byte, per_byte)
-    packed = np.zeros(codes.shape[:2], np.uint8)
+    cells: UInt8 = codes.astype(np.uint8).reshape(out, inputs // per_byte, per_byte)
+    packed = np.zeros(cells.shape[:2], np.uint8)
     for place in range(per_byte):
-        packed |= codes[..., place] << np.uint8(bits * place)
+        packed |= cells[..., place] << np.uint8(bits * place)
     return packed
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as _Tokenizer
 
 from bitmtp.errors import CheckpointError, RequestError
@@ -32,7 +35,7 @@ class Tokenizer:
             raise CheckpointError(f"{file}: not a tokenizer ({error})") from None
         size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         if vocab_size is not None and size > vocab_size:
-            raise CheckpointError(f"{file}: has {size} tokens; the model has {vocab_size}: not the tokenizer of this model")
+            raise CheckpointError(f"{file}: has {size} tokens, the model {vocab_size}: not the tokenizer of this model")
         self._settings = _read_settings(folder / "tokenizer_config.json")
 
     @property
@@ -79,28 +82,29 @@ class Tokenizer:
         Raises:
             RequestError: there is no template, or it rejects the messages.
         """
-        template = self._settings.get("chat_template")
-        if not template:
-            raise RequestError("this model has no chat template; use --no-chat-template")
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        names = {key: self._settings.get(key) or "" for key in ("bos_token", "eos_token")}
+        try:
+            return str(
+                self._template.render(
+                    messages=list(messages), add_generation_prompt=add_generation_prompt, tools=tools, **names
+                )
+            )
+        except (TemplateError, TypeError) as error:
+            raise RequestError(f"the chat template rejects these messages: {error}") from None
 
+    @cached_property
+    def _template(self) -> Template:
+        source = self._settings.get("chat_template")
+        if not source:
+            raise RequestError("this model has no chat template; use --no-chat-template")
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         # Published templates count on these two.
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
         environment.globals["raise_exception"] = _reject
-        names = {key: self._settings.get(key) or "" for key in ("bos_token", "eos_token")}
-        try:
-            return environment.from_string(template).render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, tools=tools, **names
-            )
-        except TemplateError as error:
-            raise RequestError(f"the chat template rejects these messages: {error}") from None
+        return environment.from_string(source)
 
 
 def _reject(reason: str) -> NoReturn:
-    from jinja2 import TemplateError
-
     raise TemplateError(reason)
 
 

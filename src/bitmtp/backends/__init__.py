@@ -10,7 +10,7 @@ from bitmtp.checkpoint import Checkpoint
 from bitmtp.errors import BackendError
 
 
-def _reference(checkpoint: Checkpoint, threads: int | None, context: int) -> Backend:
+def _reference(checkpoint: Checkpoint, _: int | None, context: int) -> Backend:
     from bitmtp.backends.reference import ReferenceBackend
 
     return ReferenceBackend(checkpoint, context)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bitmtp.backends.base import MAX_WIDTH, Head, Output, Row, prefill_by_steps
+from bitmtp.backends.base import MAX_WIDTH, Output, Row, prefill_by_steps
 from bitmtp.backends.weights import dequantise_rows, rope_table
 from bitmtp.checkpoint import Checkpoint, linear_shapes
 from bitmtp.numerics import Float32, blocked_sum, exp, fold, lane_sum, log, norm
@@ -110,7 +110,8 @@ class ReferenceBackend:
 
     def close(self, sequence: int) -> None:
         """Give its memory back."""
-        del self._stores[self._store(sequence) and sequence]
+        self._store(sequence)
+        del self._stores[sequence]
 
     def length(self, sequence: int) -> int:
         """How many positions are materialized."""
@@ -160,38 +161,42 @@ class ReferenceBackend:
             x = self._attend(x, rows, index, layer)
             x = self._feed_forward(x, index, layer)
         final = norm(x, self._tensor("norm.weight"), self.config.norm_eps)
-        outputs: list[Output | None] = []
-        for index, row in enumerate(rows):
+        outputs: list[Output | None] = [None] * len(rows)
+        # A mask's parent stands before it in the text, wherever it stands in the pass.
+        for index in sorted(range(len(rows)), key=lambda i: rows[i].position):
+            row = rows[index]
             parent = self._parent(rows, outputs, index) if self.config.chain_rank and row.token < 0 else None
-            outputs.append(self._output(row, final[index], parent, top, logits) if row.head else None)
+            outputs[index] = self._output(row, final[index], parent, top, logits) if row.head else None
         return outputs
 
     def _begin(self, rows: Sequence[Row]) -> None:
+        """Check the whole pass, then note its rows and make room for their K/V."""
         for store in self._stores.values():
             store.rows = []
+        own: dict[int, list[Row]] = {}
         for row in rows:
-            store = self._store(row.sequence)
-            store.rows.append(row)
+            self._store(row.sequence)
+            own.setdefault(row.sequence, []).append(row)
             if not 0 <= row.position < len(self._cos):
                 raise ValueError(f"position {row.position} is outside the context of {len(self._cos)}")
             if not 1 - self.config.block_size <= row.token < self.config.vocab_size:
                 raise ValueError(f"token {row.token} is neither in the vocabulary nor a mask of this model")
-        for sequence in {row.sequence for row in rows}:
+        for sequence, siblings in own.items():
+            for index in range(len(siblings)):
+                _check_visible(siblings, index, self._stores[sequence].length)
+        for sequence, siblings in own.items():
             store = self._stores[sequence]
-            for index, row in enumerate(store.rows):
-                seen = [store.rows[i].position for i in _bits(row.visible) if i < len(store.rows)]
-                if row.visible >> len(store.rows) or not row.visible >> index & 1:
-                    raise ValueError(f"row {index} of sequence {sequence}: its visibility bits are wrong")
-                if len(set(seen)) != len(seen) or min(seen) < store.length or max(seen) > row.position:
-                    raise ValueError(f"row {index} of sequence {sequence} sees positions that it must not")
-            grow = ((0, 0), (0, 0), (0, store.length + len(store.rows) - store.keys.shape[2]), (0, 0))
-            if grow[2][1] > 0:
-                store.keys, store.values = np.pad(store.keys, grow), np.pad(store.values, grow)
+            store.rows = siblings
+            missing = max(store.length + len(siblings) - store.keys.shape[2], 0)
+            grow = ((0, 0), (0, 0), (0, missing), (0, 0))
+            store.keys, store.values = np.pad(store.keys, grow), np.pad(store.values, grow)
 
     def _embed(self, token: int) -> Float32:
         if token < 0:
-            return self._tensor("mask_embedding.weight")[-token - 1]
-        return dequantise_rows(self._checkpoint, "embedding", np.array([token], np.int32))[0]
+            row: Float32 = self._tensor("mask_embedding.weight")[-token - 1]
+        else:
+            row = dequantise_rows(self._checkpoint, "embedding", np.array([token], np.int32))[0]
+        return row
 
     def _attend(self, x: Float32, rows: Sequence[Row], index: int, layer: dict[str, _Matrix]) -> Float32:
         config, prefix = self.config, f"layers.{index}."
@@ -305,8 +310,18 @@ class ReferenceBackend:
         return lane_sum(shift * dequantise_rows(self._checkpoint, self._head_name, candidates))
 
 
+def _check_visible(siblings: Sequence[Row], index: int, history: int) -> None:
+    row = siblings[index]
+    if row.visible >> len(siblings) or not row.visible >> index & 1:
+        raise ValueError(f"row {index} of sequence {row.sequence}: its visibility bits are wrong")
+    seen = [siblings[i].position for i in _bits(row.visible)]
+    if len(set(seen)) != len(seen) or min(seen) < history or max(seen) > row.position:
+        raise ValueError(f"row {index} of sequence {row.sequence} sees positions that it must not")
+
+
 def _silu(x: Float32) -> Float32:
-    return x / (_F(1) + exp(-x))
+    result: Float32 = x / (_F(1) + exp(-x))
+    return result
 
 
 def _bits(bits: int) -> list[int]:

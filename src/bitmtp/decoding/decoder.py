@@ -40,6 +40,10 @@ class Token:
     output: Output | None = field(default=None, compare=False, repr=False)  # of the row that chose it
 
 
+def _never(_: Token) -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class Decoder:
     """Decodes one text by a policy.
@@ -55,7 +59,7 @@ class Decoder:
     policy: Policy
     limit: int
     eos_ids: frozenset[int]
-    ends: Callable[[Token], bool] = lambda token: False
+    ends: Callable[[Token], bool] = _never
     finish: Finish | None = None
     stats: Stats = field(default_factory=Stats)
     _proposals: list[Output] = field(default_factory=list)
@@ -67,10 +71,10 @@ class Decoder:
         return self._begin(output, len(state.pending))[0]
 
     def rows(self, width: int = MAX_WIDTH) -> list[Row]:
-        """What the next pass must run for this text, in at most ``width`` rows: a piece of a long prompt, a draft, or the
-        proposals to verify.
+        """What the next pass must run for this text, in at most ``width`` rows.
 
-        Empty if it has to wait for a wider pass: a lossy policy's draft cannot shrink, or its text would change.
+        A piece of a long prompt, a draft, or the proposals to verify. Empty if it has to wait for a wider pass: a lossy
+        policy's draft cannot shrink, or its text would change.
         """
         pending = len(self.state.pending)
         if self._proposals:
@@ -116,7 +120,7 @@ class Decoder:
             return []
         sources = [Source.EXACT] + [Source.CONFIDENT] * (decision.commit - 1)
         kept = self._kept(_tokens(outputs[: decision.commit], sources))
-        return self._iterate(kept, pending, len(outputs) - 1)
+        return self._iterate(kept, pending, len(outputs) > 1, len(outputs) - 1)
 
     def _accept(self, backend: Backend, outputs: Sequence[Output]) -> list[Token]:
         """After a verify pass: the longest match, then the verifier's own token."""
@@ -127,11 +131,12 @@ class Decoder:
         kept = self._kept(_tokens([proposals[0], *outputs[:length]], sources))
         materialized = min(length, len(kept) - 1)
         backend.materialize(self.state.sequence, range(materialized))
-        return self._iterate(kept, materialized, len(proposals) - 1)
+        return self._iterate(kept, materialized, True, len(proposals) - 1)
 
-    def _iterate(self, kept: list[Token], materialized: int, proposed: int) -> list[Token]:
+    def _iterate(self, kept: list[Token], materialized: int, drafted: bool, proposed: int) -> list[Token]:
         self._commit(kept, materialized)
-        self.stats.record(len(kept), proposed, sum(token.source is not Source.EXACT for token in kept))
+        accepted = sum(token.source is not Source.EXACT for token in kept)
+        self.stats.record(len(kept), drafted=drafted, proposed=proposed, accepted=accepted)
         return kept
 
     def _kept(self, tokens: list[Token]) -> list[Token]:

@@ -26,10 +26,10 @@ class Stats:
     accepted: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
 
-    def record(self, committed: int, proposed: int, accepted: int) -> None:
+    def record(self, committed: int, *, drafted: bool, proposed: int, accepted: int) -> None:
         """One iteration that committed this many tokens, of which ``accepted`` of ``proposed`` mask proposals."""
         self.iterations += 1
-        self.num_spec_steps += proposed > 0
+        self.num_spec_steps += drafted
         self.proposed += proposed
         self.accepted += accepted
         self.lengths[committed] += 1

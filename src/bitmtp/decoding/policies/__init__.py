@@ -38,6 +38,8 @@ def make_policy(name: str, model_block_size: int, **options: float | None) -> Po
             raise RequestError(f"{key} has no meaning under the {name} policy; leave it out")
     if "block_size" in parameters:
         given.setdefault("block_size", min(parameters["block_size"].default, model_block_size))
+    if "min_prefix" in parameters:
+        given.setdefault("min_prefix", min(parameters["min_prefix"].default, given["block_size"]))
     policy = make(**given)
     if policy.block_size > model_block_size:
         taught = f"drafts blocks of up to {model_block_size}" if model_block_size > 1 else "was never taught to draft"

@@ -1,0 +1,297 @@
+#include "backbone.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <unordered_map>
+#include <utility>
+
+namespace bitmtp {
+
+namespace {
+
+constexpr int kMostBlockRows = 8;
+
+int most_groups(const Weights& weights) {
+    int groups = std::max(weights.embedding.packed.groups, weights.head.packed.groups);
+    for (const PackedMatrix* matrix :
+         {&weights.layers[0].qkv, &weights.layers[0].o, &weights.layers[0].gate_up, &weights.layers[0].down}) {
+        groups = std::max(groups, matrix->groups);
+    }
+    return groups;
+}
+
+// Where a row keeps a piece's runs; -1 if it sees nothing of it.
+int place_of(const PlacedRow& placed, int piece) {
+    const auto at = std::lower_bound(placed.pieces.begin(), placed.pieces.end(), piece,
+                                     [](const PieceRuns& runs, int number) { return runs.piece < number; });
+    return at != placed.pieces.end() && at->piece == piece ? int(at - placed.pieces.begin()) : -1;
+}
+
+struct RunList {
+    const Run* runs;
+    int count;
+};
+
+// What a row sees of a piece.
+RunList runs_of(const PlacedRow& placed, int piece) {
+    const int place = place_of(placed, piece);
+    if (place < 0) return {nullptr, 0};
+    return {placed.runs.data() + placed.pieces[place].first, placed.pieces[place].count};
+}
+
+int widest_input(const Shape& shape) { return std::max({shape.hidden, shape.attention(), shape.inner}); }
+
+}  // namespace
+
+Context::Context(const Shape& s, const Tensors& tensors, int threads)
+    : shape(s),
+      kv{s.layers, s.kv_heads, s.head_dim, s.half_kv},
+      weights(s, tensors),
+      kernels(select_kernels()),
+      pool(threads) {}
+
+void Context::vocabulary_row(const Vocabulary& vocabulary, int id, float* out) const {
+    if (vocabulary.is_half()) kernels.expand_half(vocabulary.half_row(id, shape.hidden), out, shape.hidden);
+    else unpack_row(vocabulary.packed, id, out);
+}
+
+void Context::embed(int token, float* out) const {
+    if (token >= 0) return vocabulary_row(weights.embedding, token, out);
+    const float* row = weights.masks.data() + std::size_t(-token - 1) * shape.hidden;
+    std::copy(row, row + shape.hidden, out);
+}
+
+QuantBuffer::QuantBuffer(int in, int groups)
+    : values_(std::size_t(kMaxWidth) * padded_inputs(in)), step_(kMaxWidth), sums_(kMaxWidth * groups) {}
+
+QuantRows QuantBuffer::view(const PackedMatrix& matrix, int rows) {
+    return {rows, padded_inputs(matrix.in), reinterpret_cast<std::int8_t*>(values_.data()), step_.data(), sums_.data()};
+}
+
+Backbone::Backbone(Context& context)
+    : context_(context),
+      shape_(context.shape),
+      kernels_(context.kernels),
+      quant_(widest_input(shape_), most_groups(context.weights)),
+      x_(kMaxWidth * shape_.hidden),
+      normed_(kMaxWidth * widest_input(shape_)),
+      qkv_(kMaxWidth * context.weights.layers[0].qkv.tiles * tile_rows),
+      attended_(kMaxWidth * shape_.attention()),
+      gate_up_(kMaxWidth * context.weights.layers[0].gate_up.tiles * tile_rows),
+      inner_(gate_up_.size() / 2),
+      product_(kMaxWidth * round_up(shape_.hidden, tile_rows)),
+      queries_(context.pool.threads()) {
+    const int q_tiles = round_up(shape_.attention(), tile_rows) / tile_rows;
+    const int kv_tiles = round_up(shape_.kv(), tile_rows) / tile_rows;
+    add_units(Unit::query, shape_.heads, 0);
+    add_units(Unit::key, shape_.kv_heads, q_tiles);
+    add_units(Unit::value, shape_.kv_heads, q_tiles + kv_tiles);
+}
+
+void Backbone::add_units(Unit::Part part, int heads, int tile) {
+    const int size = std::lcm(shape_.head_dim, tile_rows) / shape_.head_dim;
+    for (int first = 0; first < heads; first += size) {
+        const int last = std::min(first + size, heads);
+        const int begin = tile + first * shape_.head_dim / tile_rows;
+        const int end = tile + round_up(last * shape_.head_dim, tile_rows) / tile_rows;
+        units_.push_back({part, first, last, begin, end, begin * tile_rows});
+    }
+}
+
+void Backbone::run(const std::vector<PlacedRow>& pass) {
+    pass_ = &pass;
+    width_ = int(pass.size());
+    plan_attention();
+    context_.by_rows(width_, [&](int row) { context_.embed(pass[row].row.token, row_of(x_, row)); });
+    for (int index = 0; index < shape_.layers; ++index) {
+        const Layer& layer = context_.weights.layers[index];
+        project(layer, index);
+        attend(index);
+        context_.by_rows(width_, [&](int row) {
+            collect(row);
+            prepare(row_of(attended_, row), layer.attention_sub_norm, layer.o, row);
+        });
+        multiply_add(layer.o);
+        feed_forward(layer);
+    }
+}
+
+// One row through a norm, if there is one, to the quantised input of the next product.
+void Backbone::prepare(const float* x, const Floats& norm, const PackedMatrix& next, int row) {
+    float* normed = row_of(normed_, row);
+    if (!norm.empty()) kernels_.norm(x, norm.data(), next.in, shape_.eps, normed);
+    kernels_.quantise(norm.empty() ? x : normed, next.in, next.group, next.groups, quant_.view(next, width_), row);
+}
+
+void Backbone::project(const Layer& layer, int index) {
+    context_.by_rows(width_, [&](int row) { prepare(row_of(x_, row), layer.attention_norm, layer.qkv, row); });
+    const QuantRows input = quant_.view(layer.qkv, width_);
+    context_.pool.parallel(int(units_.size()), context_.chunk(int(units_.size())), [&](int begin, int end, int) {
+        for (int i = begin; i < end; ++i) {
+            const Unit& unit = units_[i];
+            kernels_.product(layer.qkv, input, unit.tile, unit.tile_end, qkv_.data(), qkv_.size() / kMaxWidth);
+            for (int row = 0; row < width_; ++row) finish_unit(layer, index, unit, row);
+        }
+    });
+}
+
+// Bias, norm, rotation; queries are scaled, keys and values go to the store.
+void Backbone::finish_unit(const Layer& layer, int index, const Unit& unit, int row) {
+    const PlacedRow& placed = (*pass_)[row];
+    const int n = shape_.head_dim, slot = placed.slot % kPiecePositions;
+    const Floats& bias = unit.part == Unit::query ? layer.q_bias : unit.part == Unit::key ? layer.k_bias : layer.v_bias;
+    const Floats& norm = unit.part == Unit::query ? layer.q_norm : layer.k_norm;
+    const float* cos = context_.weights.cos.data() + std::size_t(placed.row.position) * (n / 2);
+    const float* sin = context_.weights.sin.data() + std::size_t(placed.row.position) * (n / 2);
+    const float scale = unit.part == Unit::query ? 1.0f / std::sqrt(float(n)) : 1.0f;
+    std::uint8_t* piece = placed.sequence->store.piece(placed.slot);
+    float* v = row_of(qkv_, row) + unit.offset;
+    for (int head = unit.first; head < unit.last; ++head, v += n) {
+        if (!bias.empty()) kernels_.add(v, bias.data() + head * n, n);
+        if (unit.part == Unit::value) {
+            kernels_.store_value(piece, context_.kv.head(index, head), slot, v);
+            continue;
+        }
+        if (!norm.empty()) kernels_.norm(v, norm.data(), n, shape_.eps, v);
+        kernels_.rope(v, cos, sin, n, scale);
+        if (unit.part == Unit::key) kernels_.store_key(piece, context_.kv.head(index, head), slot, v);
+    }
+}
+
+// A task takes up to eight rows of a sequence, which read each piece of K/V together while it is in the cache. Where
+// that leaves too few tasks, blocks are smaller and each piece is a task, merged afterwards.
+void Backbone::plan_attention() {
+    std::unordered_map<const Sequence*, std::vector<int>> by_sequence;
+    int most = 1, pieces = 1;
+    for (int row = 0; row < width_; ++row) {
+        const PlacedRow& placed = (*pass_)[row];
+        by_sequence[placed.sequence].push_back(row);
+        most = std::max(most, int(placed.pieces.size()));
+        pieces = std::max(pieces, placed.pieces.back().piece + 1);
+    }
+    const int threads = context_.pool.threads(), kv_heads = shape_.kv_heads, wanted = 4 * threads;
+    int size = kMostBlockRows, blocks = 0;
+    for (const auto& [sequence, rows] : by_sequence) blocks += (int(rows.size()) + size - 1) / size;
+    const bool split = blocks * kv_heads < wanted;
+    if (split) size = std::clamp(width_ * kv_heads * most / wanted, 1, kMostBlockRows);
+    splits_ = split ? most : 1;
+
+    order_.clear();
+    tasks_.clear();
+    for (const auto& [sequence, rows] : by_sequence) {
+        const int count = int(rows.size()), first = int(order_.size()), parts = (count + size - 1) / size;
+        order_.insert(order_.end(), rows.begin(), rows.end());
+        for (int i = 0; i < parts; ++i) {
+            add_attention_tasks(first + count * i / parts, first + count * (i + 1) / parts, pieces, split);
+        }
+    }
+    resize_partials((width_ * kv_heads * splits_ + threads * kMostBlockRows) * shape_.group());
+}
+
+void Backbone::add_attention_tasks(int first, int last, int pieces, bool split) {
+    for (int kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
+        if (!split) tasks_.push_back({first, last, kv_head, 0, pieces});
+        for (int piece = 0; split && piece < pieces; ++piece) tasks_.push_back({first, last, kv_head, piece, piece + 1});
+    }
+}
+
+void Backbone::resize_partials(int count) {
+    const int size = context_.kv.padded_dim();
+    partials_.resize(count);
+    partial_values_.resize(std::size_t(count) * size);
+    for (int i = 0; i < count; ++i) partials_[i].o = partial_values_.data() + std::size_t(i) * size;
+}
+
+Partial* Backbone::partials(int row, int kv_head, int split) {
+    return partials_.data() + std::size_t((row * shape_.kv_heads + kv_head) * splits_ + split) * shape_.group();
+}
+
+void Backbone::attend(int index) {
+    context_.pool.parallel(int(tasks_.size()), 1, [&](int begin, int end, int thread) {
+        for (int i = begin; i < end; ++i) attend_task(context_.kv.head(index, tasks_[i].kv_head), tasks_[i], thread);
+    });
+}
+
+void Backbone::attend_task(const HeadLayout& layout, const AttentionTask& task, int thread) {
+    for (int piece = task.piece; piece < task.piece_end; ++piece) {
+        for (int at = task.first; at < task.last;) {
+            const int end = end_of_equals(at, task.last, piece);
+            attend_rows(layout, task.kv_head, piece, at, end, thread);
+            at = end;
+        }
+    }
+}
+
+// The end of the rows from order_[begin] on that see the same of a piece as that one.
+int Backbone::end_of_equals(int begin, int last, int piece) const {
+    const auto [runs, count] = runs_of((*pass_)[order_[begin]], piece);
+    int end = begin + 1;
+    for (; end < last; ++end) {
+        const auto [others, others_count] = runs_of((*pass_)[order_[end]], piece);
+        if (count != others_count || !std::equal(runs, runs + count, others)) break;
+    }
+    return end;
+}
+
+// Rows order_[begin … end), which see the same of the piece.
+void Backbone::attend_rows(const HeadLayout& layout, int kv_head, int piece, int begin, int end, int thread) {
+    const auto [runs, count] = runs_of((*pass_)[order_[begin]], piece);
+    if (count == 0) return;
+    const int group = shape_.group();
+    Partial* spare = partials(width_, 0, 0) + thread * kMostBlockRows * group;
+    Partial* into[kMostBlockRows] = {};  // the pieces before this one, unless they are merged later or there are none
+    std::vector<Query>& queries = queries_[thread];
+    queries.clear();
+    for (int i = 0; i < end - begin; ++i) {
+        const int row = order_[begin + i], place = place_of((*pass_)[row], piece);
+        Partial* out = partials(row, kv_head, splits_ > 1 ? place : 0);
+        if (splits_ == 1 && place > 0) into[i] = std::exchange(out, spare + i * group);
+        const float* q = row_of(qkv_, row) + kv_head * group * shape_.head_dim;
+        for (int head = 0; head < group; ++head) queries.push_back({q + head * shape_.head_dim, out + head});
+    }
+    kernels_.attend(layout, runs, count, queries.data(), int(queries.size()));
+    for (int i = 0; i < end - begin; ++i) {
+        for (int head = 0; into[i] && head < group; ++head) {
+            kernels_.merge(into[i][head], spare[i * group + head], layout.padded_dim);
+        }
+    }
+}
+
+// The remaining merges of a row, and its division.
+void Backbone::collect(int row) {
+    const int group = shape_.group(), splits = std::min(splits_, int((*pass_)[row].pieces.size()));
+    for (int head = 0; head < shape_.heads; ++head) {
+        Partial& whole = partials(row, head / group, 0)[head % group];
+        for (int split = 1; split < splits; ++split) {
+            kernels_.merge(whole, partials(row, head / group, split)[head % group], context_.kv.padded_dim());
+        }
+        kernels_.divide(whole, shape_.head_dim, row_of(attended_, row) + head * shape_.head_dim);
+    }
+}
+
+// x += product, tile by tile.
+void Backbone::multiply_add(const PackedMatrix& matrix) {
+    const QuantRows input = quant_.view(matrix, width_);
+    context_.pool.parallel(matrix.tiles, context_.chunk(matrix.tiles), [&](int begin, int end, int) {
+        kernels_.product(matrix, input, begin, end, product_.data(), product_.size() / kMaxWidth);
+        const int first = begin * tile_rows, count = std::min(end * tile_rows, shape_.hidden) - first;
+        for (int row = 0; row < width_; ++row) kernels_.add(row_of(x_, row) + first, row_of(product_, row) + first, count);
+    });
+}
+
+void Backbone::feed_forward(const Layer& layer) {
+    context_.by_rows(width_, [&](int row) { prepare(row_of(x_, row), layer.mlp_norm, layer.gate_up, row); });
+    const QuantRows input = quant_.view(layer.gate_up, width_);
+    const int pairs = layer.gate_up.tiles / 2;
+    context_.pool.parallel(pairs, context_.chunk(pairs), [&](int begin, int end, int) {
+        kernels_.product(layer.gate_up, input, 2 * begin, 2 * end, gate_up_.data(), gate_up_.size() / kMaxWidth);
+        for (int row = 0; row < width_; ++row) {
+            kernels_.activate(row_of(gate_up_, row) + 32 * begin, row_of(inner_, row) + 16 * begin, end - begin, shape_.relu2);
+        }
+    });
+    context_.by_rows(width_, [&](int row) { prepare(row_of(inner_, row), layer.mlp_sub_norm, layer.down, row); });
+    multiply_add(layer.down);
+}
+
+}  // namespace bitmtp

@@ -1,0 +1,126 @@
+// The layers of a pass: from embedded rows to the residual stream that the heads read.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "pass.hpp"
+#include "pool.hpp"
+#include "weights.hpp"
+
+namespace bitmtp {
+
+/// What every stage of a pass uses.
+struct Context {
+    Shape shape;
+    KvShape kv;
+    Weights weights;
+    const Kernels& kernels;
+    Pool pool;
+
+    Context(const Shape& shape, const Tensors& tensors, int threads);
+
+    /// Run body(row) for each row, on all threads where a region costs less than the rows.
+    template <class F>
+    void by_rows(int rows, F&& body) {
+        pool.parallel(rows, rows <= 2 ? rows : 1, [&](int begin, int end, int) {
+            for (int row = begin; row < end; ++row) body(row);
+        });
+    }
+
+    /// Tasks that a thread takes at a time: few, long streams read memory fastest, but threads are not equally fast.
+    int chunk(int tasks) const { return std::max(1, tasks / (2 * pool.threads())); }
+
+    /// A vocabulary entry's row in float.
+    void vocabulary_row(const Vocabulary& vocabulary, int id, float* out) const;
+
+    /// A token's or mask's input vector.
+    void embed(int token, float* out) const;
+};
+
+/// Memory for up to 64 quantised rows.
+class QuantBuffer {
+public:
+    /// For inputs up to `in` wide, in up to `groups` groups.
+    QuantBuffer(int in, int groups);
+
+    /// As the input of `matrix`.
+    QuantRows view(const PackedMatrix& matrix, int rows);
+
+private:
+    AlignedBuffer values_;
+    Floats step_;
+    std::vector<std::int32_t> sums_;
+};
+
+/// The layers and their scratch memory.
+class Backbone {
+public:
+    explicit Backbone(Context& context);
+
+    /// Run all layers; K/V of the rows are written behind their histories.
+    void run(const std::vector<PlacedRow>& pass);
+
+    /// The residual stream of a row after the last layer: [hidden].
+    const float* hidden(int row) const { return x_.data() + x_.size() / kMaxWidth * row; }
+
+private:
+    /// Some heads of q, k or v that fill whole tiles, unless they are the last.
+    struct Unit {
+        enum Part { query, key, value } part;
+        int first, last;  ///< heads of the part
+        int tile, tile_end;
+        int offset;  ///< of the first head's outputs in a row of `qkv_`
+    };
+    void add_units(Unit::Part part, int heads, int tile);
+
+    void prepare(const float* x, const Floats& norm, const PackedMatrix& next, int row);
+    void project(const Layer& layer, int index);
+    void finish_unit(const Layer& layer, int index, const Unit& unit, int row);
+
+    /// Rows order_[first … last) of one sequence against pieces [piece, piece_end) of one kv head.
+    struct AttentionTask {
+        int first, last;
+        int kv_head;
+        int piece, piece_end;
+    };
+    void plan_attention();
+    void add_attention_tasks(int first, int last, int pieces, bool split);
+    void resize_partials(int count);
+    void attend(int index);
+    void attend_task(const HeadLayout& layout, const AttentionTask& task, int thread);
+    int end_of_equals(int begin, int last, int piece) const;
+    void attend_rows(const HeadLayout& layout, int kv_head, int piece, int begin, int end, int thread);
+    void collect(int row);
+    Partial* partials(int row, int kv_head, int split);
+
+    void feed_forward(const Layer& layer);
+    void multiply_add(const PackedMatrix& matrix);
+
+    float* row_of(Floats& buffer, int row) const { return buffer.data() + buffer.size() / kMaxWidth * row; }
+
+    Context& context_;
+    const Shape& shape_;
+    const Kernels& kernels_;
+    const std::vector<PlacedRow>* pass_ = nullptr;
+    int width_ = 0;
+    std::vector<Unit> units_;
+    QuantBuffer quant_;
+    // [64 rows][…]; a row of a product's result is as wide as its tiles
+    Floats x_;
+    Floats normed_;
+    Floats qkv_;
+    Floats attended_;
+    Floats gate_up_;
+    Floats inner_;
+    Floats product_;
+    std::vector<int> order_;  ///< rows, those of a sequence side by side
+    std::vector<AttentionTask> tasks_;
+    std::vector<std::vector<Query>> queries_;  ///< scratch of each thread
+    // [row][kv head][split][head of the group], and spare ones for a task of each thread
+    int splits_ = 1;
+    std::vector<Partial> partials_;
+    Floats partial_values_;
+};
+
+}  // namespace bitmtp

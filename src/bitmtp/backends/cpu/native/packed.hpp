@@ -1,0 +1,88 @@
+// Low-bit weight matrices in the order the kernels read them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace bitmtp {
+
+constexpr int tile_rows = 16;  ///< output rows of a tile: the lanes of every kernel
+
+/// Memory aligned to 64 bytes, on huge pages where the system has them. Move only.
+///
+/// Small buffers are cut from common slabs in the order they are made: the matrices of a small model then share huge
+/// pages too, which is worth a tenth of its products' time, and lie in the order a pass reads them.
+class AlignedBuffer {
+public:
+    AlignedBuffer() = default;
+    /// Uninitialised memory. Throws std::bad_alloc.
+    explicit AlignedBuffer(std::size_t bytes);
+    AlignedBuffer(AlignedBuffer&&) = default;
+    AlignedBuffer& operator=(AlignedBuffer&&) = default;
+
+    std::size_t bytes() const { return bytes_; }
+    std::uint8_t* data() { return data_; }
+    const std::uint8_t* data() const { return data_; }
+
+private:
+    std::shared_ptr<void> owner_;  // the slab
+    std::uint8_t* data_ = nullptr;
+    std::size_t bytes_ = 0;
+};
+
+/// A packed `[out, in]` matrix of 2-, 4- or 8-bit weights with its scales.
+///
+/// `codes` is `[tiles][vectors()][16 rows]` 32-bit words. A word holds `8 / bits` steps of four inputs of one row:
+/// byte b, place k (bits `bits * k` and up) is input `step_inputs * k + b` after the word's first. That is the form in
+/// which one AND, after at most one shift, gives a vector of 16 rows × 4 inputs for an outer-product kernel. Codes are
+/// unsigned, weight + `zero_point()`. Inputs are padded to whole words, rows to whole tiles.
+///
+/// `scales` is `[tiles][groups][16 rows]`, float32, or float16 where there are several groups and every value is a
+/// float16 exactly (`half_scales`): the kernel's bits do not change, the memory traffic does.
+struct PackedMatrix {
+    static constexpr int step_inputs = 4;
+
+    int out = 0;    ///< rows, padding of stacked parts included
+    int in = 0;     ///< inputs, unpadded
+    int bits = 0;   ///< 2, 4 or 8
+    int group = 0;  ///< inputs to a scale; the padded inputs when there is one scale to a row
+    int groups = 0;
+    int tiles = 0;
+    int steps = 0;  ///< steps of four inputs, padded to whole words
+    bool half_scales = false;
+    AlignedBuffer codes;
+    AlignedBuffer scales;
+
+    int zero_point() const { return bits == 2 ? 1 : 1 << (bits - 1); }
+    int word_inputs() const { return 32 / bits; }
+    int vectors() const { return steps * bits / 8; }  ///< of 64 bytes, a tile
+    std::size_t bytes() const { return codes.bytes() + scales.bytes(); }
+};
+
+/// A matrix as it lies in a checkpoint (docs/format.md); borrowed memory.
+struct MatrixSource {
+    const std::uint8_t* disk;  ///< [out][in * bits / 8]
+    int out;
+    int in;
+    int bits;
+    const float* scales;  ///< [1] per tensor, [out] per row, [out][in / g] per group
+    int scale_count;
+};
+
+/// Pack one matrix. Throws std::invalid_argument for sizes or scale counts that do not fit the format, or for groups
+/// that are no multiple of a word's inputs (16, 8 or 4).
+PackedMatrix pack_matrix(const std::uint8_t* disk, int out, int in, int bits, const float* scales, int scale_count);
+
+/// Pack matrices that share their input one below the other. Each starts a new tile: the result's row of part i, row r
+/// is `16 * (tiles of the parts before) + r`. Throws std::invalid_argument if inputs, bits or groups differ.
+PackedMatrix pack_stacked(const std::vector<MatrixSource>& parts);
+
+/// Pack two matrices of one shape tile by tile in turns: tile 2i is tile i of `first`, tile 2i + 1 that of `second`.
+PackedMatrix pack_interleaved(const MatrixSource& first, const MatrixSource& second);
+
+/// Row `row` as floats, weight × scale of its row or group, into `values[in]` (an embedding that is also the head).
+void unpack_row(const PackedMatrix& matrix, int row, float* values);
+
+}  // namespace bitmtp

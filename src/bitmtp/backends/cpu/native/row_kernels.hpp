@@ -1,0 +1,112 @@
+// Kernels on one row of floats: norms, quantisation, rotary embedding, activation (docs/numerics.md, "Layers").
+#pragma once
+
+#include "half.hpp"
+#include "kernels.hpp"
+
+namespace bitmtp::BITMTP_ISA {
+
+// f(i, count) for each group of 16 entries; count < 16 only for the last.
+template <class F>
+BITMTP_INLINE void for_lanes(int n, F&& f) {
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes) f(i, kLanes);
+    if (i < n) f(i, n - i);
+}
+BITMTP_INLINE f32x16 load_count(const float* p, int count) { return count == kLanes ? load(p) : load_head(p, count); }
+BITMTP_INLINE void store_count(float* p, f32x16 x, int count) {
+    if (count == kLanes) store(p, x);
+    else store_head(p, x, count);
+}
+
+void norm(const float* x, const float* weight, int n, float eps, float* y) {
+    const float sum = lane_sum(n, [&](int i) {
+        const f32x16 v = load_padded(x, i, n);
+        return v * v;
+    });
+    const f32x16 r = splat(1.0f / __builtin_sqrtf(sum / float(n) + eps));
+    for_lanes(n, [&](int i, int count) {
+        store_count(y + i, (load_count(x + i, count) * r) * load_count(weight + i, count), count);
+    });
+}
+
+// Levels of 16 entries as int8; returns their lane sums for the group's total.
+BITMTP_INLINE i32x16 store_levels(std::int8_t* out, f32x16 level) {
+    typedef std::int8_t Bytes __attribute__((vector_size(kNative)));
+    const f32x16 top = splat(127.0f);
+    const f32x16 clamped = min(max(level, -top), top);
+    return each<NativeI>([&](int i) {
+        const NativeI whole = __builtin_convertvector(clamped.part[i], NativeI);
+        const Bytes bytes = __builtin_convertvector(whole, Bytes);
+        std::memcpy(out + i * kNative, &bytes, sizeof bytes);
+        return whole;
+    });
+}
+
+void quantise(const float* x, int n, int group, int groups, const QuantRows& out, int row) {
+    f32x16 largest = splat(1e-5f);
+    for_lanes(n, [&](int i, int count) { largest = max(largest, abs(load_count(x + i, count))); });
+    const float absmax = fold_max(largest);
+    const f32x16 factor = splat(127.0f / absmax);
+    std::int8_t* values = out.values + std::ptrdiff_t(row) * out.in_padded;
+    for (int g = 0; g < groups; ++g) {
+        i32x16 total = {};
+        const int begin = g * group, end = g + 1 == groups ? n : begin + group;
+        for (int i = begin; i < end; i += kLanes) {
+            total = total + store_levels(values + i, round_even(load_padded(x, i, end) * factor));
+        }
+        std::int32_t lanes[kLanes], sum = 0;
+        std::memcpy(lanes, &total, sizeof lanes);
+        for (int lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
+        out.sums[std::ptrdiff_t(row) * groups + g] = sum;
+    }
+    for (int i = round_up(n, kLanes); i < out.in_padded; ++i) values[i] = 0;
+    out.step[row] = absmax / 127.0f;
+}
+
+void add(float* x, const float* y, int n) {
+    for_lanes(n, [&](int i, int count) { store_count(x + i, load_count(x + i, count) + load_count(y + i, count), count); });
+}
+
+void rope(float* x, const float* cos, const float* sin, int n, float scale) {
+    const int half = n / 2;
+    for_lanes(half, [&](int i, int count) {
+        const f32x16 first = load_count(x + i, count), second = load_count(x + half + i, count);
+        const f32x16 c = load_count(cos + i, count), s = load_count(sin + i, count);
+        store_count(x + i, (first * c - second * s) * splat(scale), count);
+        store_count(x + half + i, (second * c + first * s) * splat(scale), count);
+    });
+}
+
+BITMTP_INLINE f32x16 silu(f32x16 x) { return x / (splat(1.0f) + exp(-x)); }
+
+void silu(float* x, int n) {
+    for_lanes(n, [&](int i, int count) { store_count(x + i, silu(load_count(x + i, count)), count); });
+}
+
+void activate(const float* gate_up, float* out, int pairs, bool relu2) {
+    for (int pair = 0; pair < pairs; ++pair) {
+        const f32x16 gate = load(gate_up + 32 * pair), up = load(gate_up + 32 * pair + kLanes);
+        const f32x16 positive = max(gate, splat(0.0f));
+        store(out + kLanes * pair, (relu2 ? positive * positive : silu(gate)) * up);
+    }
+}
+
+float dot(const float* a, const float* b, int n) {
+    return lane_sum(n, [&](int i) { return load_padded(a, i, n) * load_padded(b, i, n); });
+}
+
+float dot_half(const std::uint16_t* a, const float* b, int n) {
+    return lane_sum(n, [&](int i) {
+        if (i + kLanes <= n) return load(a + i) * load(b + i);
+        std::uint16_t lanes[kLanes] = {};
+        for (int lane = 0; i + lane < n; ++lane) lanes[lane] = a[i + lane];
+        return load(lanes) * load_padded(b, i, n);
+    });
+}
+
+void expand_half(const std::uint16_t* a, float* out, int n) {
+    for (int i = 0; i < n; ++i) out[i] = half_to_float(a[i]);
+}
+
+}  // namespace bitmtp::BITMTP_ISA

@@ -1,0 +1,112 @@
+#include "weights.hpp"
+
+#include <cstring>
+#include <stdexcept>
+
+namespace bitmtp {
+
+namespace {
+
+// The tensors of a checkpoint by name, under a prefix.
+class Reader {
+public:
+    Reader(const Tensors& tensors, std::string prefix) : tensors_(tensors), prefix_(std::move(prefix)) {}
+
+    const Tensor* find(const std::string& name) const {
+        const auto at = tensors_.find(prefix_ + name);
+        return at == tensors_.end() ? nullptr : &at->second;
+    }
+
+    const Tensor& get(const std::string& name) const {
+        const Tensor* tensor = find(name);
+        if (!tensor) throw std::invalid_argument("tensor " + prefix_ + name + " is missing");
+        return *tensor;
+    }
+
+    Floats floats(const std::string& name) const {
+        const Tensor& tensor = get(name);
+        const auto* data = static_cast<const float*>(tensor.data);
+        return Floats(data, data + tensor.size());
+    }
+
+    Floats optional(const std::string& name) const { return find(name) ? floats(name) : Floats(); }
+
+    MatrixSource matrix(const std::string& name, int in, int bits) const {
+        const Tensor& weight = get(name + ".weight");
+        const Tensor& scale = get(name + ".scale");
+        return {static_cast<const std::uint8_t*>(weight.data), int(weight.shape[0]), in, bits,
+                static_cast<const float*>(scale.data), int(scale.size())};
+    }
+
+private:
+    const Tensors& tensors_;
+    std::string prefix_;
+};
+
+PackedMatrix pack(const MatrixSource& m) { return pack_matrix(m.disk, m.out, m.in, m.bits, m.scales, m.scale_count); }
+
+Vocabulary read_vocabulary(const Reader& reader, const std::string& name, const Shape& shape) {
+    Vocabulary vocabulary;
+    if (shape.embedding_bits < 16) {
+        vocabulary.packed = pack(reader.matrix(name, shape.hidden, shape.embedding_bits));
+        return vocabulary;
+    }
+    const Tensor& weight = reader.get(name + ".weight");
+    vocabulary.half = AlignedBuffer(std::size_t(weight.size()) * 2);
+    std::memcpy(vocabulary.half.data(), weight.data, std::size_t(weight.size()) * 2);
+    return vocabulary;
+}
+
+Layer read_layer(const Reader& reader, const Shape& shape) {
+    const auto ternary = [&](const char* name, int in) { return reader.matrix(name, in, 2); };
+    const int hidden = shape.hidden;
+    Layer layer;
+    layer.qkv = pack_stacked(
+        {ternary("attention.q", hidden), ternary("attention.k", hidden), ternary("attention.v", hidden)});
+    layer.o = pack(ternary("attention.o", shape.attention()));
+    layer.gate_up = pack_interleaved(ternary("mlp.gate", hidden), ternary("mlp.up", hidden));
+    layer.down = pack(ternary("mlp.down", shape.inner));
+    layer.q_bias = reader.optional("attention.q.bias");
+    layer.k_bias = reader.optional("attention.k.bias");
+    layer.v_bias = reader.optional("attention.v.bias");
+    layer.attention_norm = reader.floats("attention_norm.weight");
+    layer.mlp_norm = reader.floats("mlp_norm.weight");
+    layer.attention_sub_norm = reader.optional("attention.sub_norm.weight");
+    layer.mlp_sub_norm = reader.optional("mlp.sub_norm.weight");
+    layer.q_norm = reader.optional("attention.q_norm.weight");
+    layer.k_norm = reader.optional("attention.k_norm.weight");
+    return layer;
+}
+
+}  // namespace
+
+std::int64_t Tensor::size() const {
+    std::int64_t size = 1;
+    for (const std::int64_t extent : shape) size *= extent;
+    return size;
+}
+
+Weights::Weights(const Shape& shape, const Tensors& tensors) {
+    const Reader reader(tensors, "");
+    embedding = read_vocabulary(reader, "embedding", shape);
+    if (!shape.tied) head = read_vocabulary(reader, "head", shape);
+    for (int index = 0; index < shape.layers; ++index) {
+        layers.push_back(read_layer(Reader(tensors, "layers." + std::to_string(index) + "."), shape));
+    }
+    norm = reader.floats("norm.weight");
+    masks = reader.optional("mask_embedding.weight");
+    chain_hidden = reader.optional("chain.hidden.weight");
+    chain_output = reader.optional("chain.output.weight");
+    cos = reader.floats("rope.cos");
+    sin = reader.floats("rope.sin");
+}
+
+std::size_t Weights::bytes() const {
+    std::size_t total = embedding.packed.bytes() + embedding.half.bytes() + head.packed.bytes() + head.half.bytes();
+    for (const Layer& layer : layers) {
+        total += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+    }
+    return total + sizeof(float) * (masks.size() + chain_hidden.size() + chain_output.size());
+}
+
+}  // namespace bitmtp

@@ -1,0 +1,104 @@
+"""The cost of one pass by its width: what every multi-token method must pay for its extra rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from bitmtp.backends.base import Backend, Head, causal_rows
+from bitmtp.decoding.decoder import Decoder, advance
+from bitmtp.decoding.policies import make_policy
+from bitmtp.decoding.state import State
+from bitmtp.sampling import GREEDY, Sampling
+
+WIDTHS = (1, 2, 4, 8, 9, 16, 32)
+PASSES_PER_ROUND = 7
+
+
+@dataclass(frozen=True, slots=True)
+class WidthCost:
+    """Median milliseconds of a pass, and how many times that of one row it is."""
+
+    width: int
+    milliseconds: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class PassCosts:
+    """Costs of passes with the exact head on every row.
+
+    Attributes:
+        history: positions before the pass.
+        implied_tokens_per_second: autoregressive, if nothing but the passes took time.
+        decoded_tokens_per_second: autoregressive decoding as measured, from the same history on.
+    """
+
+    history: int
+    costs: tuple[WidthCost, ...]
+    implied_tokens_per_second: float
+    decoded_tokens_per_second: float
+
+
+def needed_context(history: int, tokens: int) -> int:
+    """Positions that :func:`measure_passes` uses."""
+    return history + max(tokens, *WIDTHS) + 1
+
+
+def measure_passes(
+    backend: Backend, *, history: int, tokens: int, rounds: int, tick: Callable[[], None] = lambda: None
+) -> PassCosts:
+    """Time passes of causal rows behind a history of random tokens, the widths taking turns.
+
+    Args:
+        tokens: how many to decode autoregressively, once a round.
+        tick: called after each round.
+    """
+    random = np.random.default_rng(0)
+    ids = random.integers(0, backend.config.vocab_size, history + max(WIDTHS)).tolist()
+    sequence = backend.open()
+    backend.prefill(sequence, ids[:history])
+    times: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    rates = []
+    for width in WIDTHS:  # warm-up: buffers grow to the widest pass
+        _time_pass(backend, sequence, ids[history : history + width])
+    for _ in range(rounds):
+        for _ in range(PASSES_PER_ROUND):
+            for width in WIDTHS:
+                times[width].append(_time_pass(backend, sequence, ids[history : history + width]))
+        rates.append(_decode_rate(backend, ids[:history], tokens))
+        tick()
+    backend.close(sequence)
+    return _summary(history, times, rates)
+
+
+def _time_pass(backend: Backend, sequence: int, tokens: Sequence[int]) -> float:
+    """Milliseconds of one pass; its rows are not kept."""
+    start = backend.length(sequence)
+    rows = causal_rows(sequence, tokens, start, [Head.EXACT] * len(tokens), GREEDY)
+    begun = time.perf_counter()
+    backend.step(rows)
+    return (time.perf_counter() - begun) * 1e3
+
+
+def _decode_rate(backend: Backend, prompt: Sequence[int], tokens: int) -> float:
+    """Tokens a second of autoregressive decoding, the first token left out; no token ends the text."""
+    state = State(backend.open(), Sampling(), list(prompt), len(prompt))
+    decoder = Decoder(state, make_policy("autoregressive", 1), len(prompt) + tokens, frozenset())
+    decoder.start(backend)
+    begun = time.perf_counter()
+    while decoder.finish is None:
+        advance(backend, [decoder])
+    seconds = time.perf_counter() - begun
+    backend.close(state.sequence)
+    return (state.generated - 1) / seconds
+
+
+def _summary(history: int, times: dict[int, list[float]], rates: Sequence[float]) -> PassCosts:
+    medians = {width: median(values) for width, values in times.items()}
+    costs = tuple(WidthCost(width, value, value / medians[1]) for width, value in medians.items())
+    return PassCosts(history, costs, 1e3 / medians[1], median(rates))

@@ -1,0 +1,119 @@
+"""``bitmtp info``: the model, the machine, and what runs on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bitmtp.cli.options import ModelOptions, with_options
+from bitmtp.cli.render import count, print_facts
+from bitmtp.errors import BackendError
+
+if TYPE_CHECKING:
+    from bitmtp.checkpoint import Checkpoint
+    from bitmtp.config import ModelConfig
+
+
+@with_options
+def info(*, model: ModelOptions) -> None:
+    """Show model, machine and kernels."""
+    from bitmtp import checkpoint
+    from bitmtp.models import shipped_model
+
+    loaded = checkpoint.read(model.model if model.model is not None else shipped_model())
+    print_facts("Model", _model_facts(loaded))
+    print()
+    print_facts("Machine", _machine_facts())
+    print()
+    print_facts("Backends", _backend_facts(loaded, model))
+
+
+def _model_facts(loaded: Checkpoint) -> list[tuple[str, str]]:
+    config = loaded.config
+    ternary, vocabulary = _parameters(config)
+    bytes_on_disk = sum(tensor.nbytes for tensor in loaded.tensors.values())
+    kv_bytes = 2 * config.num_layers * config.kv_size * (2 if config.kv_type == "float16" else 4)
+    drafts = f"blocks of up to {config.block_size}" if config.block_size > 1 else "none (never taught to draft)"
+    chain = f", chain of rank {config.chain_rank}" if config.chain_rank else ""
+    return [
+        ("folder", str(loaded.path)),
+        ("shape", _shape(config)),
+        ("parameters", f"{(ternary + vocabulary) / 1e6:.1f} M, {ternary / 1e6:.1f} M of them in ternary layers"),
+        ("weights", _weights(config)),
+        ("size", f"{bytes_on_disk / 1e6:.1f} MB of tensors"),
+        ("context", f"up to {config.max_position} tokens; K/V in {config.kv_type}, {kv_bytes / 1e3:.1f} kB per token"),
+        ("drafting", drafts + chain),
+    ]
+
+
+def _shape(config: ModelConfig) -> str:
+    extras = [name for name in ("sub_norm", "qk_norm", "attention_bias") if getattr(config, name)]
+    words = [
+        f"{config.architecture}, {config.num_layers} layers, hidden {config.hidden_size}",
+        f"{config.activation} {config.intermediate_size}",
+        f"{config.num_heads} query and {config.num_kv_heads} key/value heads of {config.head_dim}",
+        count(config.vocab_size, "token"),
+        *extras,
+    ]
+    return ", ".join(words)
+
+
+def _weights(config: ModelConfig) -> str:
+    scale = f"group of {config.group_size}" if config.ternary_scale == "group" else config.ternary_scale
+    embedding = "ternary" if config.embedding_bits == 2 else f"{config.embedding_bits}-bit"
+    head = "also the head" if config.tie_embeddings else "and head"
+    return f"ternary, a scale per {scale}; {config.activation_bits}-bit activations; {embedding} embedding ({head})"
+
+
+def _parameters(config: ModelConfig) -> tuple[int, int]:
+    """Weights of the ternary products, and of embedding and head."""
+    from bitmtp.checkpoint import linear_shapes
+
+    layer = sum(out * inputs for out, inputs in linear_shapes(config).values())
+    tables = 1 if config.tie_embeddings else 2
+    return config.num_layers * layer, tables * config.vocab_size * config.hidden_size
+
+
+def _machine_facts() -> list[tuple[str, str]]:
+    from bitmtp.benchmark.environment import environment
+
+    where = environment()
+    return [
+        ("CPU", f"{where.cpu}, {count(where.cores, 'core')}"),
+        ("instructions", where.isa),
+        ("system", where.system),
+        ("versions", f"bitmtp {where.bitmtp}, Python {where.python}, NumPy {where.numpy}"),
+    ]
+
+
+def _backend_facts(loaded: Checkpoint, model: ModelOptions) -> list[tuple[str, str]]:
+    """The backend that would run, with its kernels, and whether the others could."""
+    from bitmtp.backends import BACKENDS, load_backend
+
+    context = model.context or loaded.config.max_position
+    running = load_backend(model.backend, loaded, threads=model.threads, context=context)
+    described = "; ".join(f"{name}: {value}" for name, value in running.describe().items())
+    return [(name, f"runs; {described}" if name == running.name else _availability(name)) for name in BACKENDS]
+
+
+def _availability(name: str) -> str:
+    """Whether a backend runs here, found out with a toy model."""
+    from bitmtp.backends import load_backend
+    from bitmtp.benchmark.shapes import random_checkpoint
+    from bitmtp.config import ModelConfig
+
+    toy = ModelConfig(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=16,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=16,
+        max_position=8,
+        eos_token_ids=(),
+    )
+    try:
+        backend = load_backend(name, random_checkpoint(toy, "toy"), threads=1, context=8)
+    except BackendError as error:
+        return f"not available: {error}"
+    return f"available; kernels: {backend.describe()['kernels']}"

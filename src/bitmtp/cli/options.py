@@ -1,0 +1,145 @@
+"""Flags that commands share: dataclasses whose fields become options."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+from typer import Option
+
+from bitmtp.errors import RequestError
+
+if TYPE_CHECKING:
+    from bitmtp.decoding.policy import Policy
+    from bitmtp.engine import Engine, Request
+    from bitmtp.sampling import Sampling
+    from bitmtp.tokenizer import Message
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Which model runs, and on what."""
+
+    model: Annotated[str | None, Option(metavar="FOLDER", help="Checkpoint folder; default: the shipped model.")] = None
+    backend: Annotated[str, Option(help="auto, cpu or reference.")] = "auto"
+    threads: Annotated[int | None, Option(min=1, help="Threads; default: one per core.")] = None
+    context: Annotated[int | None, Option(help="Longest prompt and text together; default: the model's.")] = None
+
+    def load(self) -> Engine:
+        """Load the model.
+
+        Raises:
+            BitMTPError: as :meth:`bitmtp.engine.Engine.load`.
+        """
+        from bitmtp.engine import Engine
+
+        return Engine.load(self.model, backend=self.backend, threads=self.threads, context=self.context)
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How a text is written; the defaults are greedy and lossless."""
+
+    policy: Annotated[str | None, Option(help="speculative, autoregressive, confidence (lossy) or hybrid (lossy).")] = (
+        None
+    )
+    block_size: Annotated[int | None, Option(help="Proposals per draft, at most the model's block size.")] = None
+    tau: Annotated[float | None, Option(help="Probability from which a proposal is confident (lossy policies).")] = None
+    min_prefix: Annotated[int | None, Option(help="Shortest confident prefix that is not verified (hybrid).")] = None
+    verify_bound: Annotated[
+        float | None, Option(help="Verify proposals while their joint probability is at least this.")
+    ] = None
+    max_tokens: Annotated[int, Option(help="Most tokens to write.")] = 256
+    temperature: Annotated[float, Option(help="0: always the likeliest token.")] = 0.0
+    top_p: Annotated[float, Option(help="Sample from the likeliest tokens with this joint probability.")] = 1.0
+    top_k: Annotated[int, Option(help="Sample from this many of the likeliest tokens; 0: all.")] = 0
+    min_p: Annotated[float, Option(help="Drop tokens below this fraction of the likeliest one's probability.")] = 0.0
+    seed: Annotated[int | None, Option(help="Same seed, same text; default: a random one, reported.")] = None
+    repetition_penalty: Annotated[float, Option(help="Divide the logits of tokens seen so far; 1: off.")] = 1.0
+    presence_penalty: Annotated[float, Option(help="Subtract from the logits of tokens written so far.")] = 0.0
+    frequency_penalty: Annotated[float, Option(help="Subtract for each time a token was written.")] = 0.0
+    logit_bias: Annotated[
+        list[str] | None, Option(metavar="ID=VALUE", help="Add to a token's logit; may be repeated.")
+    ] = None
+    stop: Annotated[list[str] | None, Option(metavar="TEXT", help="End before this text; may be repeated.")] = None
+    no_chat_template: Annotated[bool, Option("--no-chat-template", help="Continue the prompt as it is.")] = False
+    system: Annotated[str | None, Option(help="System message of the chat template.")] = None
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per answer.")] = False
+
+    def messages(self) -> list[Message]:
+        """The conversation before its first turn."""
+        return [] if self.system is None else [{"role": "system", "content": self.system}]
+
+    def request(self, engine: Engine, prompt: str | list[Message]) -> Request:
+        """The request that these flags make of a prompt.
+
+        Raises:
+            RequestError: a value is out of range, or has no meaning together with another.
+        """
+        from bitmtp.engine import Request
+
+        stop = tuple(self.stop or ())
+        return Request(prompt, self.max_tokens, self._policy(engine), self._sampling(), self.seed, stop)
+
+    def _policy(self, engine: Engine) -> Policy:
+        from bitmtp.decoding.policies import make_policy
+
+        return make_policy(
+            self.policy or engine.default_policy().name,
+            engine.config.block_size,
+            block_size=self.block_size,
+            tau=self.tau,
+            min_prefix=self.min_prefix,
+            verify_bound=self.verify_bound,
+        )
+
+    def _sampling(self) -> Sampling:
+        from bitmtp.sampling import Sampling
+
+        if self.temperature == 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0):
+            print("bitmtp: note: top-p, top-k and min-p change nothing at temperature 0", file=sys.stderr)
+        return Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=tuple(_bias(pair) for pair in self.logit_bias or ()),
+        )
+
+
+def _bias(pair: str) -> tuple[int, float]:
+    token, _, value = pair.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise RequestError(f"logit bias {pair!r} is not ID=VALUE, such as 42=-5") from None
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Let typer see the fields of a command's dataclass parameters as options of its own."""
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {
+        name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
+    }
+    parameters = [each for name, each in signature.parameters.items() if name not in groups]
+    for group in groups.values():
+        hints = get_type_hints(group, include_extras=True)
+        for field in fields(group):
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name]))
+
+    @wraps(command)
+    def flat(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
+
+    flat.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return flat

@@ -1,0 +1,27 @@
+"""``bitmtp train``: a training run from a TOML recipe; needs the ``train`` extra."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bitmtp.errors import BackendError
+
+
+def train(recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="TOML file that describes the run.")]) -> None:
+    """Train a ternary multi-token model.
+
+    Ctrl-C saves the state and stops (exit code 130); the same command goes on from there.
+    """
+    from bitmtp.training.config import read_config
+
+    config = read_config(recipe)
+    try:
+        from bitmtp.training.train import run
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "bitmtp":
+            raise
+        raise BackendError(f"training needs {error.name}; install it with `pip install 'bitmtp[train]'`") from None
+    if not run(config):
+        raise typer.Exit(130)

@@ -1,0 +1,52 @@
+"""Which policies are compared, and what their figures mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bitmtp.benchmark.policies import Settings, compare
+from bitmtp.decoding.policies import make_policy
+from bitmtp.engine import Engine, Request
+from bitmtp.errors import RequestError
+
+
+def test_options_go_to_the_policies_that_have_them() -> None:
+    made = Settings(block_sizes=(4, 8), tau=0.7, min_prefix=2, verify_bound=0.3).policies(8)
+    expected = [make_policy("autoregressive", 8)]
+    expected += [make_policy("speculative", 8, block_size=size, verify_bound=0.3) for size in (4, 8)]
+    expected += [make_policy("confidence", 8, block_size=size, tau=0.7) for size in (4, 8)]
+    expected += [make_policy("hybrid", 8, block_size=size, tau=0.7, min_prefix=2, verify_bound=0.3) for size in (4, 8)]
+    assert made == expected
+
+
+def test_autoregressive_decoding_always_takes_part() -> None:
+    assert [policy.name for policy in Settings(names=("hybrid",)).policies(8)] == ["autoregressive", "hybrid"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [Settings(names=("speculative",), tau=0.5), Settings(block_sizes=(9,)), Settings(names=("guess",))],
+)
+def test_settings_without_meaning_are_refused(settings: Settings) -> None:
+    with pytest.raises(RequestError):
+        settings.policies(8)
+
+
+def test_figures_are_those_of_the_texts(tiny_model: Path) -> None:
+    engine = Engine.load(tiny_model, backend="reference")
+    prompts = [engine.tokenizer.encode(text) for text in ("Hello", "Why not?")]
+    policies = Settings(names=("speculative", "confidence"), block_sizes=(4,), tau=0.1).policies(16)
+    ticks: list[None] = []
+    figures = compare(engine, prompts, policies, max_tokens=12, rounds=2, tick=lambda: ticks.append(None))
+    assert len(ticks) == 2 * len(prompts) * len(policies)
+    texts = [[engine.generate(Request(prompt, 12, policy)) for prompt in prompts] for policy in policies]
+    for each, results in zip(figures, texts, strict=True):
+        assert each.tokens == 2 * sum(result.num_tokens - 1 for result in results)
+        iterations = sum(sum(result.acceptance_histogram) for result in results)
+        assert each.tokens_per_iteration == pytest.approx(each.tokens / 2 / iterations)
+        differing = [i for i, result in enumerate(results) if result.token_ids != texts[0][i].token_ids]
+        assert list(each.mismatches) == differing
+    assert figures[0].ratio == 1
+    assert not figures[1].mismatches
