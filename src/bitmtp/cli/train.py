@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
@@ -9,10 +10,14 @@ import typer
 from bitmtp.errors import BackendError
 
 
-def train(recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="TOML file that describes the run.")]) -> None:
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="TOML file that describes the run.")],
+    *,
+    stop_after: Annotated[float, typer.Option(help="Save the state and stop after this many seconds.")] = math.inf,
+) -> None:
     """Train a ternary multi-token model.
 
-    Ctrl-C saves the state and stops (exit code 130); the same command goes on from there.
+    Ctrl-C or the end of the time saves the state and stops (exit code 130); the same command goes on from there.
     """
     from bitmtp.training.config import read_config
 
@@ -23,5 +28,5 @@ def train(recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="TOML fil
         if (error.name or "").partition(".")[0] == "bitmtp":
             raise
         raise BackendError(f"training needs {error.name}; install it with `pip install 'bitmtp[train]'`") from None
-    if not run(config):
+    if not run(config, stop_after=stop_after):
         raise typer.Exit(130)
