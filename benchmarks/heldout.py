@@ -75,9 +75,7 @@ def loss(backend: Backend, row: Rows) -> float:
     tokens = row.tolist()
     for start in range(0, ROW, MAX_WIDTH):
         piece = tokens[start : start + MAX_WIDTH]
-        outputs = backend.step(
-            causal_rows(sequence, piece, start, [Head.EXACT] * len(piece), GREEDY), logits=True
-        )
+        outputs = backend.step(causal_rows(sequence, piece, start, [Head.EXACT] * len(piece), GREEDY), logits=True)
         backend.materialize(sequence, range(len(piece)))
         logits = np.stack([output.logits for output in outputs if output is not None and output.logits is not None])
         targets = row[start + 1 : start + 1 + len(piece)]

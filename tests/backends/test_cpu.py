@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -188,10 +189,25 @@ def test_wrong_calls_are_refused_and_harm_nothing(message: str, call: Any) -> No
     assert backend.prefill(other, [1, 2, 3]) == untouched.prefill(untouched.open(), [1, 2, 3])
 
 
-def test_memory_of_a_closed_sequence_is_given_back() -> None:
+def test_memory_is_shared_by_forks_and_given_back() -> None:
     backend = make_backend("cpu", random_checkpoint(tiny_config()))
-    sequence = backend.open()
-    backend.prefill(sequence, [1, 2, 3])
-    assert int(backend.describe()["kv bytes"]) > 0
-    backend.close(sequence)
-    assert int(backend.describe()["kv bytes"]) == 0
+
+    def used() -> int:
+        return int(backend.describe()["kv bytes"])
+
+    first = backend.open()
+    backend.prefill(first, [1, 2, 3])
+    once = used()
+    second = backend.fork(first, 3)
+    assert used() == once > 0
+    backend.prefill(second, [4])
+    assert used() == 2 * once
+    backend.close(first)
+    backend.close(second)
+    assert used() == 0
+
+
+def test_without_the_extension_the_error_says_how_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitmtp.backends.cpu._native", None)
+    with pytest.raises(BackendError, match="pip install"):
+        make_backend("cpu", random_checkpoint(tiny_config()))

@@ -264,7 +264,8 @@ class ReferenceBackend:
 
     def _logits(self, hidden: Float32) -> Float32:
         if self._head is not None:
-            return self._head.product(hidden[None])[0]
+            logits: Float32 = self._head.product(hidden[None])[0]
+            return logits
         return lane_sum(self._tensor(f"{self._head_name}.weight").astype(np.float32) * hidden)
 
     def _parent(self, rows: Sequence[Row], outputs: list[Output | None], index: int) -> int | None:

@@ -14,6 +14,7 @@ from bitmtp.cli.bench import bench
 from bitmtp.cli.chat import chat
 from bitmtp.cli.generate import generate
 from bitmtp.cli.info import info
+from bitmtp.cli.serve import serve
 from bitmtp.cli.train import train
 from bitmtp.errors import BitMTPError
 
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (generate, chat, info, bench, train):
+for command in (generate, chat, info, bench, serve, train):
     app.command()(command)
 
 

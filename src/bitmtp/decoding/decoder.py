@@ -113,6 +113,7 @@ class Decoder:
         """After a draft pass: the pending rows are history now; commit proposals, or set them aside to verify."""
         pending = len(self.state.pending)
         backend.materialize(self.state.sequence, range(pending))
+        outputs = outputs[: self.state.accepts([output.token for output in outputs])]
         decision = decide(self.policy, [output.probability for output in outputs], self._room)
         if decision.verify:
             self.state.materialized += pending

@@ -21,6 +21,10 @@ class Grammar(Protocol):
         """Bit set of the tokens allowed behind the committed text and ``path``; None if ``path`` itself is not."""
         ...
 
+    def accepts(self, path: Sequence[int]) -> int:
+        """How many tokens of ``path``, from its beginning, may stand behind the committed text."""
+        ...
+
     def commit(self, tokens: Sequence[int]) -> None:
         """These tokens are text now."""
         ...
@@ -38,7 +42,8 @@ class State:
         committed: prompt and text.
         prompt_length: how many of them are the prompt.
         materialized: how many have their causal K/V in the store.
-        grammar: restricts the tokens of exact rows along each row's own path; drafts are not restricted.
+        grammar: restricts the tokens of exact rows along each row's own path; drafts are drawn freely, and cut where
+            they leave it.
     """
 
     sequence: int
@@ -82,6 +87,10 @@ class State:
         seen = self._seen.copy()
         seen.update(path)
         return Choice.with_counts(self.sampling, seen, allowed)
+
+    def accepts(self, path: Sequence[int]) -> int:
+        """How many tokens of ``path`` the grammar lets stand; without a grammar, all of them."""
+        return len(path) if self.grammar is None else self.grammar.accepts(path)
 
     def draft_rows(self, block_size: int) -> list[Row]:
         """Pending rows, the last one the anchor, and ``block_size - 1`` masks: every row sees all before it."""

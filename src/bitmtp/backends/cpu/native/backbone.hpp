@@ -28,8 +28,12 @@ struct Context {
         });
     }
 
-    /// Tasks that a thread takes at a time: few, long streams read memory fastest, but threads are not equally fast.
-    int chunk(int tasks) const { return std::max(1, tasks / (2 * pool.threads())); }
+    /// How many of its tasks (tiles or a few) a thread takes at a time. Long streams read memory fastest, but threads are not
+    /// equally fast; and the kernels take four tiles at once.
+    int chunk(int tasks) const {
+        const int share = tasks / (2 * pool.threads());
+        return share >= 4 ? share / 4 * 4 : std::max(1, share);
+    }
 
     /// A vocabulary entry's row in float.
     void vocabulary_row(const Vocabulary& vocabulary, int id, float* out) const;

@@ -48,7 +48,7 @@ public:
     explicit KvStore(const KvShape& shape) : shape_(&shape) {}
 
     int length() const { return length_; }
-    std::size_t bytes() const { return pieces_.size() * shape_->piece_bytes(); }
+    const std::vector<std::shared_ptr<KvPiece>>& pieces() const { return pieces_; }
 
     /// The piece of `slot`, to read.
     std::uint8_t* piece(int slot) const { return pieces_[slot / kPiecePositions]->data(); }

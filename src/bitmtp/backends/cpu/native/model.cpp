@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <unordered_set>
 
 namespace bitmtp {
 
@@ -19,9 +20,11 @@ Model::Model(const Shape& shape, const Tensors& tensors, int threads)
 
 std::size_t Model::kv_bytes() {
     const std::lock_guard lock(mutex_);
-    std::size_t total = 0;
-    for (const auto& [handle, sequence] : sequences_) total += sequence.store.bytes();
-    return total;
+    std::unordered_set<const KvPiece*> pieces;
+    for (const auto& [handle, sequence] : sequences_) {
+        for (const auto& piece : sequence.store.pieces()) pieces.insert(piece.get());
+    }
+    return pieces.size() * context_.kv.piece_bytes();
 }
 
 Sequence& Model::find(int sequence) {
@@ -79,17 +82,30 @@ void Model::materialize(int sequence, const std::vector<int>& indices) {
 std::vector<Output> Model::step(const std::vector<Row>& rows, const Request& request, float* logits) {
     const std::lock_guard lock(mutex_);
     begin(rows, request);
-    place();
     backbone_.run(pass_);
     std::vector<Output> outputs = heads_.run(pass_, backbone_, request);
     if (logits) copy_logits(logits);
     return outputs;
 }
 
-// Check everything before anything is written.
+// Check everything before anything is written; a refused pass leaves no rows.
 void Model::begin(const std::vector<Row>& rows, const Request& request) {
+    forget_rows();
     require(!rows.empty() && rows.size() <= kMaxWidth, "a pass has 1 to 64 rows, not " + std::to_string(rows.size()));
+    try {
+        enter(rows, request);
+        place();
+    } catch (...) {
+        forget_rows();
+        throw;
+    }
+}
+
+void Model::forget_rows() {
     for (auto& [handle, sequence] : sequences_) sequence.rows.clear();
+}
+
+void Model::enter(const std::vector<Row>& rows, const Request& request) {
     pass_.clear();
     for (const Row& row : rows) {
         Sequence& sequence = find(row.sequence);

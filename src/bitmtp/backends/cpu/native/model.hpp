@@ -19,7 +19,7 @@ public:
     const char* isa() const { return context_.kernels.name; }
     int threads() const { return context_.pool.threads(); }
     std::size_t weight_bytes() const { return context_.weights.bytes(); }
-    std::size_t kv_bytes();
+    std::size_t kv_bytes();  ///< what forks share counts once
 
     int open();
     void close(int sequence);
@@ -37,6 +37,8 @@ private:
     Sequence& find(int sequence);
     int add(KvStore store);
     void begin(const std::vector<Row>& rows, const Request& request);
+    void enter(const std::vector<Row>& rows, const Request& request);
+    void forget_rows();
     void check(const Row& row, const Request& request) const;
     void place();
     void copy_logits(float* to) const;

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server (extra ``serve``). Start reading at ``scheduler.py``, then ``app.py``."""

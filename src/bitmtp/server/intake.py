@@ -1,0 +1,229 @@
+"""From what a client asks to what the scheduler does."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bitmtp.decoding.policies import make_policy
+from bitmtp.decoding.policy import Policy
+from bitmtp.engine import Engine, Request
+from bitmtp.sampling import Sampling
+from bitmtp.server.errors import ApiError, invalid
+from bitmtp.server.grammar import Grammars, TokenGrammar
+from bitmtp.server.options import ServerOptions
+from bitmtp.server.schemas import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    Decoding,
+    Generating,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedTool,
+    TokenizeRequest,
+    Tool,
+)
+from bitmtp.server.tools import CLOSE, explain
+
+COMPLETION_TOKENS = 16  # what the API writes if a plain completion does not say
+MAX_STOPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request understood: which texts to write, and how to show them.
+
+    Attributes:
+        requests: one a choice; ``n`` choices of a prompt stand together.
+        prompts: the token ids of each choice's prompt.
+        grammar: copied for each choice.
+        top: alternatives for log-probabilities; None: none are wanted.
+        timeout: seconds.
+        trace: show each token's id and how it was committed.
+        user: whom the client says it asks for; it goes to the log.
+    """
+
+    requests: list[Request]
+    prompts: list[list[int]]
+    n: int
+    policy: Policy
+    seed: int
+    timeout: float
+    stream: bool
+    usage: bool
+    trace: bool
+    top: int | None = None
+    grammar: TokenGrammar | None = None
+    tools: bool = False
+    user: str | None = None
+
+
+class Intake:
+    """Checks requests and makes plans of them. Takes time in proportion to a prompt: not for the event loop.
+
+    Every method raises :class:`ApiError` or :class:`bitmtp.errors.RequestError` for what cannot be done.
+    """
+
+    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+        self._engine = engine
+        self._options = options
+        self._grammars = Grammars(engine)
+
+    def completion(self, body: CompletionRequest) -> Plan:
+        """The plan of a plain completion."""
+        prompt = body.prompt
+        prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+        limit = body.max_tokens or COMPLETION_TOKENS
+        return self._plan(body, prompts, limit, top=body.logprobs)  # type: ignore[arg-type]
+
+    def chat(self, body: ChatRequest) -> Plan:
+        """The plan of an answer in a conversation."""
+        if body.max_tokens and body.max_completion_tokens:
+            raise invalid("give max_completion_tokens or max_tokens, not both", "max_tokens")
+        if body.top_logprobs is not None and not body.logprobs:
+            raise invalid("top_logprobs needs logprobs", "top_logprobs")
+        tools = _offered(body)
+        prompt = self._render(body.messages, tools)
+        limit = body.max_completion_tokens or body.max_tokens or self._engine.context
+        plan = self._plan(body, [prompt], limit, top=(body.top_logprobs or 0) if body.logprobs else None)
+        if tools and body.parallel_tool_calls is False:
+            plan = replace(plan, requests=[replace(one, stop=(*one.stop, CLOSE)) for one in plan.requests])
+        return replace(plan, grammar=self._grammar(body, tools), tools=bool(tools))
+
+    @property
+    def context(self) -> int:
+        """Longest prompt and text together."""
+        return self._engine.context
+
+    def tokenize(self, body: TokenizeRequest) -> list[int]:
+        """Token ids of a text or a conversation."""
+        self._check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("give either prompt or messages", "prompt")
+        return self._engine.tokenizer.encode(
+            self._render(body.messages, []) if body.messages is not None else body.prompt or ""
+        )
+
+    def _plan(self, body: Generating, prompts: Sequence[str | list[int]], limit: int, top: int | None) -> Plan:
+        self._check_model(body.model)
+        if body.stream_options is not None and not body.stream:
+            raise invalid("stream_options needs stream", "stream_options")
+        n = body.n or 1
+        if n * len(prompts) > self._options.max_choices:
+            raise invalid(f"{n * len(prompts)} texts asked for; at most {self._options.max_choices} a request", "n")
+        policy = self._policy(body.decoding or Decoding())
+        if top is not None and not policy.lossless:
+            raise invalid(f"logprobs are the exact head's; the {policy.name} policy does not always ask it", "logprobs")
+        seed = secrets.randbits(63) if body.seed is None else body.seed % (1 << 64)
+        sampling = self._sampling(body)
+        stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+        if len(stop) > MAX_STOPS:
+            raise invalid(f"{len(stop)} stop strings; at most {MAX_STOPS}", "stop")
+        requests = [
+            Request(prompt, limit, policy, replace(sampling, choice=choice), seed, stop)
+            for prompt in prompts
+            for choice in range(n)
+        ]
+        encoded = [ids for first in requests[::n] for ids in [self._engine.encode(first)] * n]
+        return Plan(
+            requests,
+            encoded,
+            n,
+            policy,
+            seed,
+            timeout=min(body.timeout or self._options.timeout, self._options.timeout),
+            stream=bool(body.stream),
+            usage=body.stream_options is not None and body.stream_options.include_usage,
+            trace=body.decoding is not None and body.decoding.trace,
+            top=top,
+            user=body.user,
+        )
+
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, self._options.model_name):
+            message = f"there is no model {name!r} here; this server has {self._options.model_name!r}"
+            raise ApiError(404, message, "model_not_found", param="model")
+
+    def _policy(self, asked: Decoding) -> Policy:
+        default = self._options.policy
+        options = asked.model_dump(exclude={"policy", "trace"}, exclude_none=True)
+        name = asked.policy or default.name
+        policy = make_policy(name, self._engine.config.block_size, **options)
+        return replace(default, **options) if name == default.name else policy
+
+    def _sampling(self, body: Generating) -> Sampling:
+        return Sampling(
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_k=body.top_k or 0,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            min_p=body.min_p or 0.0,
+            repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            logit_bias=_bias(body.logit_bias or {}),
+        )
+
+    def _render(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
+        tokenizer = self._engine.tokenizer
+        plain = [_message(message) for message in messages]
+        listed = [tool.model_dump(exclude_none=True) for tool in tools]
+        if tokenizer.template_knows_tools:
+            return tokenizer.chat(plain, tools=listed or None)
+        return tokenizer.chat(explain(plain, listed))
+
+    def _grammar(self, body: ChatRequest, tools: Sequence[Tool]) -> TokenGrammar | None:
+        form = body.response_format
+        wanted = isinstance(form, JsonObjectFormat | JsonSchemaFormat)
+        forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
+        if wanted and tools:
+            raise invalid("response_format and tools do not go together; set tool_choice to none", "response_format")
+        if forced:
+            return self._grammars.tool_call([(tool.function.name, tool.function.parameters or {}) for tool in tools])
+        if isinstance(form, JsonSchemaFormat):
+            return self._grammars.json(form.json_schema.schema_)
+        return self._grammars.json({"type": "object"}) if wanted else None
+
+
+def _bias(asked: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple(sorted((int(token), value) for token, value in asked.items()))
+    except ValueError:
+        raise invalid("logit_bias is keyed by token ids", "logit_bias") from None
+
+
+def _offered(body: ChatRequest) -> list[Tool]:
+    """The tools that the model is told of."""
+    tools, choice = body.tools or [], body.tool_choice
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool.function.name == choice.function.name]
+        if not tools:
+            raise invalid(f"tool_choice names {choice.function.name!r}, which is not among the tools", "tool_choice")
+    elif choice not in (None, "none") and not tools:
+        raise invalid("tool_choice without tools", "tool_choice")
+    return [] if choice == "none" else tools
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    """A message as chat templates expect it: content as one text, arguments of calls as objects."""
+    content = message.content
+    text = content if isinstance(content, str) else "".join(part.text for part in content or ())
+    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        plain["tool_calls"] = [_call(entry.function.name, entry.function.arguments) for entry in message.tool_calls]
+    return plain
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        raise invalid(f"the arguments of the call of {name!r} are not JSON", "messages") from None
+    return {"type": "function", "function": {"name": name, "arguments": parsed}}

@@ -1,0 +1,286 @@
+"""Continuous batching: one thread owns the backend and runs passes that the texts of all requests share.
+
+A text's rows (a piece of its prompt, a draft, proposals to verify) ride with those of others, as iteration-level
+scheduling has it (Orca, OSDI 2022). What a row gives depends on nothing but the row and what it sees, so neither the
+company of a text, nor the cut of its prompt, nor how far its drafts shrink under load can change a token of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bitmtp.backends.base import MAX_WIDTH, Output, Row
+from bitmtp.decoding.decoder import Decoder
+from bitmtp.engine import Engine, Generation
+from bitmtp.server.errors import ApiError, busy, failed, shutting_down, timed_out
+from bitmtp.server.jobs import Job, Piece, Update
+from bitmtp.server.metrics import Metrics
+from bitmtp.server.options import ServerOptions
+from bitmtp.server.prefix_cache import Ids, PrefixCache, common_length
+
+WORTH_WAITING = 32  # prompt tokens that another text is about to compute
+_log = logging.getLogger("bitmtp.server")
+
+
+@dataclass(eq=False, slots=True)
+class _Slot:
+    """A text being written."""
+
+    job: Job
+    generation: Generation
+    sequence: int
+    cached: int
+
+    @property
+    def decoder(self) -> Decoder:
+        return self.generation.decoder
+
+    @property
+    def prefilling(self) -> bool:
+        return self.decoder.state.generated == 0
+
+    def shared(self, key: Ids) -> tuple[int, int]:
+        """Beginning shared with another prompt: how much of it is materialized, how much is still to come."""
+        shared = common_length(self.job.key, key)
+        return min(shared, self.decoder.state.materialized), shared if self.prefilling else 0
+
+
+class Scheduler:
+    """Writes the texts of all requests; its methods may be called from any thread.
+
+    A job is told of its progress through :attr:`Job.listen`, and always of an end: a result or an error, unless it was
+    cancelled.
+    """
+
+    def __init__(self, engine: Engine, options: ServerOptions, metrics: Metrics) -> None:
+        self._engine = engine
+        self._options = options
+        self._metrics = metrics
+        self._cache = PrefixCache(engine.backend, options.prefix_cache_bytes)
+        self._wake = threading.Condition()
+        self._queue: deque[Job] = deque()
+        self._slots: list[_Slot] = []
+        self._final: float | None = None  # when everything has to be over, once the server stops
+        self._thread = threading.Thread(target=self._run, name="bitmtp-scheduler", daemon=True)
+        metrics.running.set_function(lambda: len(self._slots))
+        metrics.waiting.set_function(lambda: len(self._queue))
+
+    def start(self) -> None:
+        """Begin to take jobs."""
+        self._thread.start()
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue the jobs of one request, all or none.
+
+        Raises:
+            ApiError: 429, the queue is full; 503, the server stops.
+        """
+        with self._wake:
+            if self._final is not None:
+                raise shutting_down()
+            idle = self._options.slots - len(self._slots)
+            if len(self._queue) + len(jobs) > self._options.queue + max(idle, 0):
+                raise busy(len(self._queue))
+            self._queue.extend(jobs)
+            self._wake.notify()
+
+    def cancel(self, job: Job) -> None:
+        """Nobody wants this text any more: its slot is free before the next pass. No further update is sent."""
+        job.cancelled = True
+
+    def stop(self, grace: float) -> None:
+        """Take no more jobs; those there are have ``grace`` seconds to finish, and are told if they did not."""
+        with self._wake:
+            self._final = time.monotonic() + grace
+            self._wake.notify()
+
+    def join(self) -> None:
+        """Wait for the end after :meth:`stop`."""
+        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._thread.is_alive()
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                self._sweep()
+                self._admit()
+                batch = self._pack()
+                if batch:
+                    self._pass(batch)
+            self._cache.clear()
+        finally:  # only a fault of the scheduler itself leaves anything here; nobody shall wait for ever
+            for job in [slot.job for slot in self._slots] + list(self._queue):
+                self._tell(job, Update(error=failed()))
+
+    def _wait(self) -> bool:
+        """Sleep until there is work; False: there will be none."""
+        with self._wake:
+            while not self._queue and not self._slots and self._final is None:
+                self._wake.wait()
+            return bool(self._queue or self._slots)
+
+    def _sweep(self) -> None:
+        """Let go of what was cancelled or ran out of time."""
+        now = time.monotonic()
+        for slot in list(self._slots):
+            if error := self._over(slot.job, now):
+                self._release(slot, Update(error=error))
+        with self._wake:
+            waiting = list(self._queue)
+            ends = {job: self._over(job, now) for job in waiting}
+            self._queue = deque(job for job in waiting if ends[job] is None)
+        for job, end in ends.items():
+            if end is not None:
+                self._tell(job, Update(error=end))
+
+    def _over(self, job: Job, now: float) -> ApiError | None:
+        if self._final is not None and now >= self._final:
+            return shutting_down()
+        return timed_out() if job.cancelled or now >= job.deadline else None
+
+    def _admit(self) -> None:
+        """Give free slots to jobs in order; one that begins like a prompt now being run waits for it instead."""
+        for job in list(self._queue):
+            if len(self._slots) >= self._options.slots:
+                return
+            source, length = self._reusable(job)
+            ahead = max((slot.shared(job.key)[1] for slot in self._slots), default=0)
+            if min(ahead, len(job.ids) - 1) >= length + WORTH_WAITING:
+                continue
+            with self._wake:
+                self._queue.remove(job)
+            try:
+                self._slots.append(self._open(job, source, length))
+            except Exception as error:
+                self._fail(job, error)
+
+    def _reusable(self, job: Job) -> tuple[int, int]:
+        """The sequence that holds most of the prompt's beginning, and how much of it."""
+        best = self._cache.match(job.key)
+        for slot in self._slots:
+            length = slot.shared(job.key)[0]
+            if length > best[1]:
+                best = slot.sequence, length
+        # The last prompt token is run in any case: its output is the first token.
+        return best[0], min(best[1], len(job.ids) - 1)
+
+    def _open(self, job: Job, source: int, length: int) -> _Slot:
+        backend = self._engine.backend
+        sequence = backend.fork(source, length) if length else backend.open()
+        generation = Generation(self._engine, sequence, job.request, list(job.ids), length)
+        generation.decoder.state.grammar = job.grammar
+        return _Slot(job, generation, sequence, length)
+
+    def _pack(self) -> list[tuple[_Slot, list[Row]]]:
+        """The rows of the next pass. A text that found no room goes first in the pass after it."""
+        writing = sum(not slot.prefilling for slot in self._slots)
+        share = max(self._options.draft_rows // max(writing, 1), 1)
+        room, prompts = MAX_WIDTH, self._options.prefill_rows if writing else MAX_WIDTH
+        batch: list[tuple[_Slot, list[Row]]] = []
+        passed: list[_Slot] = []
+        for slot in list(self._slots):
+            if slot.prefilling:
+                width = min(prompts, room)
+            else:
+                width = min(share, room) if slot.decoder.policy.lossless else room
+            try:
+                rows = slot.decoder.rows(width) if width else []
+            except Exception as error:
+                self._drop(slot, error)
+                continue
+            if rows:
+                batch.append((slot, rows))
+                room -= len(rows)
+                prompts -= len(rows) if slot.prefilling else 0
+            else:
+                passed.append(slot)
+        self._slots = passed + [slot for slot, _ in batch]
+        return batch
+
+    def _pass(self, batch: Sequence[tuple[_Slot, list[Row]]]) -> None:
+        begun = time.perf_counter()
+        tops = [slot.job.top for slot, _ in batch if slot.job.top is not None]
+        rows = [row for _, own in batch for row in own]
+        try:
+            outputs = self._engine.backend.step(rows, top=max(tops, default=0), logits=bool(tops))
+        except Exception as error:
+            for slot, _ in batch:
+                self._drop(slot, error)
+            return
+        start = 0
+        for slot, own in batch:
+            self._absorb(slot, outputs[start : start + len(own)])
+            start += len(own)
+        self._metrics.passes.observe(len(rows))
+        self._metrics.pass_time.observe(time.perf_counter() - begun)
+
+    def _absorb(self, slot: _Slot, outputs: Sequence[Output | None]) -> None:
+        job, generation = slot.job, slot.generation
+        first = slot.prefilling
+        try:
+            slot.decoder.absorb(self._engine.backend, outputs)
+            pieces = tuple(Piece.of(chunk, job.top) for chunk in generation.take())
+        except Exception as error:
+            self._drop(slot, error)
+            return
+        if first and pieces:
+            self._metrics.ttft.observe(time.monotonic() - job.submitted)
+        if slot.decoder.finish is not None:
+            result, stats = generation.result, slot.decoder.stats
+            self._metrics.finished(result, stats, len(job.ids), slot.cached)
+            self._release(slot, Update(pieces, result, stats, cached=slot.cached))
+        elif pieces:
+            self._tell(job, Update(pieces))
+
+    # Endings
+
+    def _release(self, slot: _Slot, update: Update) -> None:
+        """Free the slot, keep its K/V for others, tell the job."""
+        state = slot.decoder.state
+        self._slots.remove(slot)
+        if state.materialized:
+            self._cache.put(slot.sequence, np.array(state.committed[: state.materialized], np.int32))
+        else:
+            self._engine.backend.close(slot.sequence)
+        self._metrics.cache.set(self._cache.positions)
+        self._tell(slot.job, update)
+
+    def _drop(self, slot: _Slot, error: Exception) -> None:
+        """Give up a text that cannot go on; nothing of it is reused."""
+        self._slots.remove(slot)
+        self._engine.backend.close(slot.sequence)
+        self._fail(slot.job, error)
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        if not isinstance(error, ApiError):
+            _log.error("a text failed", exc_info=error)
+            error = failed()
+        self._tell(job, Update(error=error))
+
+    def _tell(self, job: Job, update: Update) -> None:
+        if update.result or update.error:
+            self._metrics.ended.labels(_end(job, update)).inc()
+        if not job.cancelled:
+            job.listen(update)
+
+
+def _end(job: Job, update: Update) -> str:
+    if job.cancelled:
+        return "cancelled"
+    if update.error is not None:
+        return update.error.code
+    assert update.result is not None
+    return update.result.finish.value

@@ -1,0 +1,204 @@
+"""Requests as OpenAI's API has them, and the few fields this server adds.
+
+A field that is not listed is refused. A field listed with one value only is understood, and refused with any other.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PolicyName = Literal["autoregressive", "speculative", "confidence", "hybrid"]
+Unit = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class _Body(_Strict):
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_characters(cls, data: Any) -> Any:
+        """JSON can spell half a character (a lone surrogate), which no text can hold."""
+        try:
+            json.dumps(data, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a string holds a lone surrogate; it is not valid Unicode") from None
+        return data
+
+
+class Decoding(_Strict):
+    """How to decode, if not as the server's default: see docs/decoding.md."""
+
+    policy: PolicyName | None = None
+    block_size: Annotated[int, Field(ge=1, le=32)] | None = None
+    tau: Unit | None = None
+    min_prefix: Annotated[int, Field(ge=1, le=32)] | None = None
+    verify_bound: Unit | None = None
+    trace: bool = False
+
+
+class StreamOptions(_Strict):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
+
+
+class Generating(_Body):
+    """What chat and plain completions have in common."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Unit | None = None
+    top_k: Annotated[int, Field(ge=0, le=1 << 30)] | None = None
+    min_p: Unit | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    decoding: Decoding | None = None
+
+
+class CompletionRequest(Generating):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+    suffix: None = None
+
+
+class TextPart(_Strict):
+    """A piece of a message; only text is understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(_Strict):
+    """A call: a name and arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallEntry(_Strict):
+    """A call in a message of the assistant."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(_Strict):
+    """A message of a conversation. The fields that can only be null are what clients send back of an answer."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    type: Literal["text", "message"] | None = None
+    tool_calls: list[ToolCallEntry] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class Function(_Strict):
+    """A function that the model may call; ``parameters`` is a JSON schema."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Strict):
+    """A tool; only functions are understood."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(_Strict):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(_Strict):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(_Strict):
+    """A schema for the answer. ``strict`` or not, it is kept to."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class TextFormat(_Strict):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(_Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(_Strict):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class ChatRequest(Generating):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    modalities: list[Literal["text"]] | None = None
+
+
+class TokenizeRequest(_Body):
+    """``POST /tokenize``: a text as it is, or a conversation by the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None

@@ -1,0 +1,362 @@
+"""The HTTP API over a real socket: shapes, parameters, streams, errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import DATA
+
+from bitmtp.engine import Request
+from bitmtp.sampling import Sampling
+
+from .conftest import MODEL, Running, running
+
+HELLO = [{"role": "user", "content": "Say hello to the three otters."}]
+
+
+def events(server: Running, path: str, **body: Any) -> list[dict[str, Any]]:
+    """The events of a stream, which must end as the API says."""
+    lines: list[str] = []
+    with server.client.stream("POST", server.url + path, json={**body, "stream": True}) as response:
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def texts_of(stream: list[dict[str, Any]], field: str = "text") -> dict[int, str]:
+    """The text of each choice."""
+    found: dict[int, str] = {}
+    for event in stream:
+        for choice in event["choices"]:
+            text = choice["text"] if field == "text" else choice["delta"].get("content") or ""
+            found[choice["index"]] = found.get(choice["index"], "") + text
+    return found
+
+
+def test_a_completion_is_the_engines_text(served: Running) -> None:
+    answer = served.complete("Three otters", max_tokens=24, temperature=0, seed=5)
+    alone = served.engine.generate(Request("Three otters", 24, seed=5))
+    choice = answer["choices"][0]
+    assert choice["text"] == alone.text
+    assert choice["finish_reason"] == "length"
+    assert answer["object"] == "text_completion"
+    assert answer["model"] == MODEL
+    usage = answer["usage"]
+    assert usage["completion_tokens"] == alone.num_tokens
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert answer["decoding"] == {"policy": "speculative", "block_size": 8, "lossless": True, "seed": 5}
+
+
+def test_a_chat_answer_is_the_engines_text(served: Running) -> None:
+    response = served.post("/v1/chat/completions", messages=HELLO, max_completion_tokens=20, temperature=0)
+    answer = response.json()
+    alone = served.engine.generate(Request(HELLO, 20))
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": alone.text}
+    assert answer["object"] == "chat.completion"
+    assert answer["id"].startswith("chatcmpl-")
+
+
+def test_figures_of_drafting_come_with_usage(served: Running) -> None:
+    usage = served.complete("Otters", max_tokens=60, temperature=0)["usage"]
+    alone = served.engine.generate(Request("Otters", 60))
+    assert usage["mean_acceptance_length"] == pytest.approx(alone.mean_acceptance_length)
+    assert usage["draft_acceptance_rate"] == pytest.approx(alone.draft_acceptance_rate)
+    assert usage["num_spec_steps"] == alone.num_spec_steps > 0
+
+
+@pytest.mark.parametrize(
+    ("body", "sampling"),
+    [
+        ({"temperature": 0}, Sampling()),
+        ({}, Sampling(temperature=1)),
+        ({"top_p": 0.5}, Sampling(temperature=1, top_p=0.5)),
+        ({"top_k": 3}, Sampling(temperature=1, top_k=3)),
+        ({"min_p": 0.2}, Sampling(temperature=1, min_p=0.2)),
+        ({"presence_penalty": 1.5}, Sampling(temperature=1, presence_penalty=1.5)),
+        ({"frequency_penalty": 1.5}, Sampling(temperature=1, frequency_penalty=1.5)),
+        ({"repetition_penalty": 1.5}, Sampling(temperature=1, repetition_penalty=1.5)),
+        ({"logit_bias": {"70": 100}}, Sampling(temperature=1, logit_bias=((70, 100.0),))),
+    ],
+)
+def test_every_sampling_parameter_acts(served: Running, body: dict[str, Any], sampling: Sampling) -> None:
+    answer = served.complete("otter", max_tokens=16, seed=11, **body)
+    assert answer["choices"][0]["text"] == served.engine.generate(Request("otter", 16, None, sampling, 11)).text
+
+
+def test_choices_are_those_of_the_seed(served: Running) -> None:
+    answer = served.complete(["one", "two"], max_tokens=8, n=2, seed=3)
+    found = [choice["text"] for choice in answer["choices"]]
+    expected = [
+        served.engine.generate(Request(prompt, 8, None, Sampling(temperature=1, choice=choice), 3)).text
+        for prompt in ("one", "two")
+        for choice in (0, 1)
+    ]
+    assert found == expected
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert len(set(found)) == 4
+
+
+def test_a_random_seed_is_reported_and_repeats(served: Running) -> None:
+    first = served.complete("otter", max_tokens=12)
+    again = served.complete("otter", max_tokens=12, seed=first["decoding"]["seed"])
+    assert again["choices"] == first["choices"]
+    assert served.complete("otter", max_tokens=12)["choices"] != first["choices"]
+
+
+def test_prompts_of_token_ids(served: Running) -> None:
+    ids = served.engine.tokenizer.encode("three otters")
+    whole = served.complete("three otters", max_tokens=8, temperature=0)["choices"][0]["text"]
+    assert served.complete(ids, max_tokens=8, temperature=0)["choices"][0]["text"] == whole
+    both = served.complete([ids, ids[:1]], max_tokens=8, temperature=0)["choices"]
+    assert both[0]["text"] == whole
+    assert len(both) == 2
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "speculative", "confidence", "hybrid"])
+def test_streams_say_what_whole_answers_say(served: Running, policy: str) -> None:
+    body = {"max_tokens": 40, "seed": 4, "n": 2, "decoding": {"policy": policy}}
+    for prompt in (DATA / "prompts.txt").read_text(encoding="utf-8").splitlines()[:3]:
+        whole = served.complete(prompt, **body)
+        stream = events(served, "/v1/completions", prompt=prompt, **body)
+        assert texts_of(stream) == {choice["index"]: choice["text"] for choice in whole["choices"]}
+        chat = {"messages": [{"role": "user", "content": prompt}], **body}
+        answer = served.post("/v1/chat/completions", **chat).json()
+        stream = events(served, "/v1/chat/completions", **chat)
+        assert texts_of(stream, "chat") == {c["index"]: c["message"]["content"] for c in answer["choices"]}
+
+
+def test_a_stream_begins_and_ends_as_clients_expect(served: Running) -> None:
+    body = {"messages": HELLO, "max_tokens": 10, "temperature": 0}
+    stream = events(served, "/v1/chat/completions", **body, stream_options={"include_usage": True})
+    assert stream[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert stream[0]["decoding"]["policy"] == "speculative"
+    reasons = [event["choices"][0]["finish_reason"] for event in stream[:-1]]
+    assert reasons == [None] * (len(stream) - 2) + ["length"]
+    assert stream[-2]["choices"][0]["delta"] == {}
+    assert stream[-1]["choices"] == []
+    usage = served.post("/v1/chat/completions", **body).json()["usage"]
+    assert {**stream[-1]["usage"], "prompt_tokens_details": None} == {**usage, "prompt_tokens_details": None}
+    assert len({event["id"] for event in stream}) == 1
+    assert all("usage" not in event for event in events(served, "/v1/chat/completions", **body))
+
+
+def test_a_trace_shows_every_token(served: Running) -> None:
+    body: dict[str, Any] = {"prompt": "otter", "max_tokens": 40, "temperature": 0, "decoding": {"trace": True}}
+    tokens = served.complete(**body)["choices"][0]["tokens"]
+    alone = served.engine.generate(Request("otter", 40))
+    assert [token["id"] for token in tokens] == alone.token_ids
+    assert "".join(token["text"] for token in tokens) == alone.text
+    assert {token["source"] for token in tokens} <= {"exact", "accepted"}
+    streamed = [event["choices"][0].get("tokens") or [] for event in events(served, "/v1/completions", **body)]
+    assert [token for part in streamed for token in part] == tokens
+    assert max(map(len, streamed)) > 1, "one event for all that a pass commits"
+
+
+def test_stop_strings_across_token_borders(served: Running) -> None:
+    whole = served.complete("otter", max_tokens=60, temperature=0)["choices"][0]["text"]
+    for place in range(1, len(whole) - 4, 3):
+        stop = whole[place : place + 4]
+        body = {"max_tokens": 60, "temperature": 0, "stop": ["never there", stop]}
+        choice = served.complete("otter", **body)["choices"][0]
+        assert choice["text"] == whole[: whole.find(stop)]
+        assert choice["finish_reason"] == "stop"
+        stream = events(served, "/v1/completions", prompt="otter", **body)
+        assert texts_of(stream)[0] == choice["text"]
+
+
+def test_logprobs_are_the_exact_heads(served: Running) -> None:
+    body = {"max_tokens": 24, "temperature": 0}
+    speculative = served.complete("otter", **body, logprobs=3, decoding={"policy": "speculative"})
+    autoregressive = served.complete("otter", **body, logprobs=3, decoding={"policy": "autoregressive"})
+    found = speculative["choices"][0]["logprobs"]
+    assert found == autoregressive["choices"][0]["logprobs"]
+    assert len(found["tokens"]) == 24
+    for token, chosen, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
+        assert chosen <= 0
+        assert chosen == max(top.values()) == top[token]
+    offsets = [sum(map(len, found["tokens"][:index])) for index in range(24)]
+    assert found["text_offset"] == offsets
+    parts = [
+        event["choices"][0]["logprobs"]
+        for event in events(served, "/v1/completions", prompt="otter", **body, logprobs=3)
+    ]
+    for field, value in found.items():
+        assert [entry for part in parts for entry in part[field]] == value
+
+
+def test_chat_logprobs(served: Running) -> None:
+    body = {"messages": HELLO, "max_tokens": 12, "seed": 3, "logprobs": True}
+    content = served.post("/v1/chat/completions", **body, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
+    assert len(content) == 12
+    assert all(len(entry["top_logprobs"]) == 2 for entry in content)
+    assert all(entry["bytes"] is None or bytes(entry["bytes"]).decode() == entry["token"] for entry in content)
+    plain = served.post("/v1/chat/completions", **body).json()["choices"][0]["logprobs"]["content"]
+    assert [entry["logprob"] for entry in plain] == [entry["logprob"] for entry in content]
+    assert plain[0]["top_logprobs"] == []
+
+
+def test_a_second_turn_reuses_the_first(served: Running) -> None:
+    first = served.post("/v1/chat/completions", messages=HELLO, max_tokens=30, temperature=0).json()
+    text = first["choices"][0]["message"]["content"]
+    turns = [*HELLO, {"role": "assistant", "content": text}, {"role": "user", "content": "Again."}]
+    second = served.post("/v1/chat/completions", messages=turns, max_tokens=10, temperature=0).json()
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"]
+    assert second["choices"][0]["message"]["content"] == served.engine.generate(Request(turns, 10)).text
+
+
+def test_content_in_parts_and_a_developer(served: Running) -> None:
+    plain = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello otters"}]
+    parts = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hello "}, {"type": "text", "text": "otters"}]},
+    ]
+    ids = [served.post("/tokenize", messages=messages).json() for messages in (plain, parts)]
+    assert ids[0] == ids[1]
+    assert ids[0]["count"] == len(ids[0]["tokens"])
+
+
+def test_tokenize_models_and_health(served: Running) -> None:
+    answer = served.post("/tokenize", prompt="three otters").json()
+    assert served.engine.tokenizer.decode(answer["tokens"]) == "three otters"
+    assert answer["max_model_len"] == served.engine.context
+    models = served.client.get(served.url + "/v1/models").json()
+    assert [model["id"] for model in models["data"]] == [MODEL]
+    assert served.client.get(f"{served.url}/v1/models/{MODEL}").json() == models["data"][0]
+    assert served.client.get(served.url + "/health").json() == {"status": "ok"}
+
+
+def test_metrics_count(served: Running) -> None:
+    before = served.metric("bitmtp_generated_tokens_total")
+    served.complete("otter", max_tokens=9, temperature=0)
+    assert served.metric("bitmtp_generated_tokens_total") == before + 9
+    assert served.metric("bitmtp_running") == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"unheard_of": 1}, 400, "unheard_of"),
+        ({"echo": True}, 400, "echo"),
+        ({"suffix": "x"}, 400, "suffix"),
+        ({"best_of": 2}, 400, "best_of"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"temperature": "warm"}, 400, "temperature"),
+        ({"top_p": 1.5}, 400, "top_p"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"n": 17}, 400, "n"),
+        ({"stop": ["x"] * 17}, 400, "stop"),
+        ({"stop": ""}, 400, None),
+        ({"logit_bias": {"otter": 1}}, 400, "logit_bias"),
+        ({"logit_bias": {"99999": 1}}, 400, None),
+        ({"stream_options": {}}, 400, "stream_options"),
+        ({"model": "another"}, 404, "model"),
+        ({"prompt": ""}, 400, None),
+        ({"prompt": [1, 99999]}, 400, None),
+        ({"prompt": "otter " * 2000}, 400, None),
+        ({"decoding": {"policy": "prophecy"}}, 400, "decoding.policy"),
+        ({"decoding": {"policy": "autoregressive", "tau": 0.5}}, 400, None),
+        ({"decoding": {"block_size": 17}}, 400, None),
+        ({"decoding": {"policy": "hybrid", "block_size": 4, "min_prefix": 5}}, 400, None),
+        ({"decoding": {"policy": "confidence"}, "logprobs": 1}, 400, "logprobs"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(served: Running, body: dict[str, Any], status: int, param: str | None) -> None:
+    response = served.post("/v1/completions", **{"prompt": "otter", **body})
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": []},
+        {"messages": [{"role": "narrator", "content": "x"}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}
+            ]
+        },
+        {"top_logprobs": 2},
+        {"max_tokens": 4, "max_completion_tokens": 4},
+        {"tool_choice": "required"},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "response_format": {"type": "json_object"}},
+        {"tools": [{"type": "retrieval"}]},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "riddle"}}}},
+        {"response_format": {"type": "xml"}},
+        {"modalities": ["audio"]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}]},
+    ],
+)
+def test_chat_refuses_likewise(served: Running, body: dict[str, Any]) -> None:
+    response = served.post("/v1/chat/completions", **{"messages": HELLO, "max_tokens": 4, **body})
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"prompt": "x", "temperature": NaN}',
+        b"[" * 100_000,
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "\\udfff": 1}',
+        b'{"prompt": "x", "stop": ["\\ud83d"]}',
+    ],
+)
+def test_broken_bodies(served: Running, content: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    response = served.client.post(served.url + "/v1/completions", content=content, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+def test_unknown_paths_and_methods(served: Running) -> None:
+    for response in (served.client.get(served.url + "/v1/nothing"), served.client.get(served.url + "/v1/completions")):
+        assert response.status_code in (404, 405)
+        assert "error" in response.json()
+
+
+def test_a_deadline_is_an_error_in_either_form(served: Running) -> None:
+    body = {"prompt": "otter", "max_tokens": 1500, "timeout": 1e-6}
+    response = served.post("/v1/completions", **body)
+    assert response.status_code == 408
+    assert response.json()["error"]["code"] == "timeout"
+    assert events_of_error(served, body)["error"]["code"] == "timeout"
+
+
+def events_of_error(server: Running, body: dict[str, Any]) -> dict[str, Any]:
+    """The last event of a stream that fails."""
+    with server.client.stream("POST", server.url + "/v1/completions", json={**body, "stream": True}) as response:
+        lines = [line for line in response.iter_lines() if line]
+    return dict(json.loads(lines[-1].removeprefix("data: ")))
+
+
+@pytest.fixture(scope="module")
+def lossy(served: Running) -> Iterator[Running]:
+    from bitmtp.decoding.policies import make_policy
+
+    with running(served.engine, policy=make_policy("hybrid", 16, block_size=6, tau=0.3, min_prefix=2)) as server:
+        yield server
+
+
+def test_the_servers_policy_holds_where_a_request_is_silent(lossy: Running) -> None:
+    report = lossy.complete("otter", max_tokens=4)["decoding"]
+    assert (report["policy"], report["block_size"], report["lossless"]) == ("hybrid", 6, False)
+    report = lossy.complete("otter", max_tokens=4, decoding={"block_size": 3})["decoding"]
+    assert (report["policy"], report["block_size"]) == ("hybrid", 3)
+    report = lossy.complete("otter", max_tokens=4, decoding={"policy": "speculative"})["decoding"]
+    assert (report["policy"], report["block_size"], report["lossless"]) == ("speculative", 8, True)

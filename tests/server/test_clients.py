@@ -1,0 +1,89 @@
+"""Clients that others wrote, unchanged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bitmtp.engine import Request
+
+from .conftest import MODEL, Running
+
+HELLO = [{"role": "user", "content": "Say hello to the three otters."}]
+
+
+@pytest.fixture(scope="module")
+def openai_client(served: Running) -> Iterator[Any]:
+    openai = pytest.importorskip("openai", reason="the openai package is not installed")
+    with openai.OpenAI(base_url=served.url + "/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def test_openai_chat(served: Running, openai_client: Any) -> None:
+    body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_completion_tokens": 20, "temperature": 0}
+    answer = openai_client.chat.completions.create(**body, extra_body={"decoding": {"policy": "speculative"}})
+    alone = served.engine.generate(Request(HELLO, 20))
+    assert answer.choices[0].message.content == alone.text
+    assert answer.usage.completion_tokens == 20
+    assert answer.usage.mean_acceptance_length == pytest.approx(alone.mean_acceptance_length)
+    stream = list(openai_client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == alone.text
+    assert stream[-1].usage.total_tokens == answer.usage.total_tokens
+
+
+def test_openai_completions_and_models(openai_client: Any) -> None:
+    answer = openai_client.completions.create(model=MODEL, prompt="otter", max_tokens=8, seed=3, n=2, logprobs=2)
+    stream = openai_client.completions.create(model=MODEL, prompt="otter", max_tokens=8, seed=3, n=2, stream=True)
+    texts = ["", ""]
+    for chunk in stream:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in answer.choices]
+    assert len(answer.choices[0].logprobs.token_logprobs) == 8
+    assert [model.id for model in openai_client.models.list()] == [MODEL]
+
+
+def test_openai_tools_and_schemas(openai_client: Any) -> None:
+    parameters = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+    parameters["additionalProperties"] = False
+    tool = {"type": "function", "function": {"name": "light", "parameters": parameters}}
+    body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "seed": 1, "max_tokens": 120}
+    answer = openai_client.chat.completions.create(**body, tools=[tool], tool_choice="required").choices[0]
+    (call,) = answer.message.tool_calls
+    assert set(json.loads(call.function.arguments)) == {"on"}
+    followed = [*HELLO, answer.message, {"role": "tool", "tool_call_id": call.id, "content": "done"}]
+    again = openai_client.chat.completions.create(**{**body, "messages": followed}, tools=[tool])
+    assert again.choices[0].finish_reason in ("stop", "length", "tool_calls")
+    schema = {"type": "json_schema", "json_schema": {"name": "light", "schema": parameters, "strict": True}}
+    answer = openai_client.chat.completions.create(**body, response_format=schema).choices[0]
+    assert set(json.loads(answer.message.content)) == {"on"}
+
+
+def test_openai_errors(openai_client: Any) -> None:
+    import openai
+
+    with pytest.raises(openai.BadRequestError, match="unheard_of"):
+        openai_client.completions.create(model=MODEL, prompt="x", extra_body={"unheard_of": 1})
+    with pytest.raises(openai.NotFoundError):
+        openai_client.completions.create(model="another", prompt="x")
+    with pytest.raises(openai.APIError, match="time limit"):
+        list(openai_client.completions.create(model=MODEL, prompt="x", stream=True, extra_body={"timeout": 1e-6}))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_litellm(served: Running) -> None:
+    litellm = pytest.importorskip("litellm", reason="the litellm package is not installed")
+    body: dict[str, Any] = {
+        "model": f"openai/{MODEL}",
+        "messages": HELLO,
+        "api_base": served.url + "/v1",
+        "api_key": "unused",
+        "max_tokens": 20,
+        "temperature": 0,
+    }
+    alone = served.engine.generate(Request(HELLO, 20)).text
+    assert litellm.completion(**body).choices[0].message.content == alone
+    parts = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**body, stream=True)]
+    assert "".join(parts) == alone
