@@ -4,9 +4,9 @@
 
 Every question (its first turn, whole, in the chat template) is written autoregressively and speculatively with several
 block sizes: greedy, and at temperature 1 with the question's number as seed; every eighth question also with penalties
-and top-p, and with all of its policies as one batch. Autoregressive texts must agree between thread counts too. Results
-are appended to the output file and skipped by the next run; start a new file after a change of the engine. Exit code 1
-if any text differs.
+and top-p. The texts of a question share passes, and their prompt's K/V, neither of which may change a token; every
+eighth question writes each text alone as well. Texts must agree between thread counts too. Results are appended to the
+output file and skipped by the next run; start a new file after a change of the engine. Exit code 1 if any text differs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import argparse
 import hashlib
 import json
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from bitmtp.benchmark.prompts import encode_prompts, read_prompts
@@ -40,48 +38,45 @@ SAMPLINGS = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """One question under one way of sampling."""
-
-    index: int
-    prompt: list[int]
-    name: str
-
-    def request(self, policy: Policy, max_tokens: int) -> Request:
-        """What to generate; the seed is the question's number."""
-        return Request(self.prompt, max_tokens, policy, SAMPLINGS[self.name], seed=self.index)
-
-
-def cases(prompts: Sequence[list[int]]) -> Iterator[Case]:
-    """Every case, questions in order."""
-    for index, prompt in enumerate(prompts):
-        yield Case(index, prompt, "greedy")
-        yield Case(index, prompt, "sampled")
-        if index % SUBSET == 0:
-            yield Case(index, prompt, "penalties")
-
-
-def check(engine: Engine, case: Case, max_tokens: int) -> dict[str, object]:
-    """Write a case under every policy; which ones differ from the autoregressive text, and from which token on."""
+def policies_of(engine: Engine) -> list[Policy]:
+    """Autoregressive decoding first, then speculative decoding with each block size that the model has."""
     size = engine.config.block_size
-    policies = [make_policy("autoregressive", size)]
-    policies += [make_policy("speculative", size, block_size=each) for each in BLOCK_SIZES if each <= size]
-    requests = [case.request(policy, max_tokens) for policy in policies]
-    with engine.session() as session:  # the prompt is prefilled once: reuse must not matter either
-        texts = []
-        for request in requests:
-            generation = session.generate(request)
-            for _ in generation:
-                pass
-            texts.append(generation.result.token_ids)
-    names = [str(policy.block_size) for policy in policies]
-    if case.index % SUBSET == 0:
-        texts += [result.token_ids for result in engine.generate_batch(requests)]
-        names += [f"batch {name}" for name in names]
-    differs = {name: first_difference(texts[0], ids) for name, ids in zip(names, texts, strict=True) if ids != texts[0]}
-    digest = hashlib.sha256(json.dumps(texts[0]).encode()).hexdigest()
-    return {"tokens": len(texts[0]), "texts": len(texts), "digest": digest, "differs": differs}
+    sizes = [each for each in BLOCK_SIZES if each <= size]
+    return [
+        make_policy("autoregressive", size),
+        *(make_policy("speculative", size, block_size=each) for each in sizes),
+    ]
+
+
+def check(engine: Engine, index: int, prompt: list[int], max_tokens: int) -> dict[str, object]:
+    """Write a question in every way; which texts differ from the autoregressive one, and from which token on.
+
+    The seed is the question's number.
+    """
+    thorough, policies = index % SUBSET == 0, policies_of(engine)
+    samplings = {name: each for name, each in SAMPLINGS.items() if thorough or name != "penalties"}
+    requests = {
+        (name, policy.block_size): Request(prompt, max_tokens, policy, sampling, seed=index)
+        for name, sampling in samplings.items()
+        for policy in policies
+    }
+    texts = dict(zip(requests, (each.token_ids for each in engine.generate_batch([*requests.values()])), strict=True))
+    differs = {
+        f"{name} D={size}": first_difference(texts[name, 1], ids)
+        for (name, size), ids in texts.items()
+        if ids != texts[name, 1]
+    }
+    for (name, size), request in requests.items() if thorough else ():
+        alone = engine.generate(request).token_ids
+        if alone != texts[name, 1]:
+            differs[f"{name} D={size} alone"] = first_difference(texts[name, 1], alone)
+    baselines = [texts[name, 1] for name in samplings]
+    return {
+        "texts": len(texts) * (2 if thorough else 1),
+        "tokens": sum(map(len, texts.values())),
+        "digest": hashlib.sha256(json.dumps(baselines).encode()).hexdigest(),
+        "differs": differs,
+    }
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
@@ -90,20 +85,19 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def summary(log: ResultLog, keys: dict[str, str]) -> int:
-    """Print what was found; returns how many texts differ. ``keys`` maps each case to what it shares with others."""
-    texts, wrong = Counter[str](), 0
+    """Print what was found; returns how many texts differ. ``keys`` maps a question to what it shares with others."""
+    texts = wrong = 0
     digests: dict[str, str] = {}
     for key, shared in keys.items():
         record = log[key]
-        texts[key.rsplit(" ", 1)[1]] += record["texts"]
+        texts += record["texts"]
         for name, place in record["differs"].items():
             wrong += 1
-            print(f"MISMATCH {key}: block size {name} differs from token {place} on")
+            print(f"MISMATCH {key}: {name} differs from token {place} on")
         if digests.setdefault(shared, record["digest"]) != record["digest"]:
             wrong += 1
             print(f"MISMATCH {key}: the autoregressive text differs between thread counts")
-    print(", ".join(f"{name}: {number} texts" for name, number in texts.items()))
-    print(f"{len(keys)} cases, {wrong} mismatches")
+    print(f"{len(keys)} questions × thread counts, {texts} texts, {wrong} mismatches")
     return wrong
 
 
@@ -117,6 +111,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--limit", type=int, help="first questions only")
+    parser.add_argument("--every", type=int, default=1, help="every n-th question only")
+    parser.add_argument("--start", type=int, default=0, help="first question; with --every, to share the work")
     return parser.parse_args()
 
 
@@ -128,13 +124,13 @@ def run(options: argparse.Namespace) -> int:
     for threads in options.threads:
         engine = Engine.load(folder, backend=options.backend, threads=threads)
         prompts = encode_prompts(engine, read_prompts(options.data)[: options.limit])
-        for case in cases(prompts):
-            shared = f"{model} {engine.backend.name} {options.max_tokens} {case.index} {case.name}"
-            key = f"{model} {engine.backend.name} {options.max_tokens} {threads} {case.index} {case.name}"
+        for index in range(options.start, len(prompts), options.every):
+            shared = f"{model} {engine.backend.name} {options.max_tokens} {index}"
+            key = f"{shared} threads={threads}"
             keys[key] = shared
             if key not in log:
-                log.add(key, **check(engine, case, options.max_tokens))
-                print(f"\r{threads} threads, question {case.index + 1} of {len(prompts)} ", end="", file=sys.stderr)
+                log.add(key, **check(engine, index, prompts[index], options.max_tokens))
+                print(f"\r{threads} threads, question {index + 1} of {len(prompts)} ", end="", file=sys.stderr)
     print(file=sys.stderr)
     return summary(log, keys)
 

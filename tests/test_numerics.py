@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -149,3 +152,18 @@ def test_gumbel_at_neighbouring_positions_is_uncorrelated() -> None:
     first, second = numerics.gumbel(1, 0, 10, ids), numerics.gumbel(1, 0, 11, ids)
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.02
     assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.02
+
+
+def test_fma_rounds_once() -> None:
+    name = ctypes.util.find_library("m")
+    if name is None:
+        pytest.skip("no C library to compare with")
+    reference = ctypes.CDLL(name).fmaf
+    reference.restype, reference.argtypes = ctypes.c_float, [ctypes.c_float] * 3
+    random = np.random.default_rng(3)
+    a, b = (random.standard_normal(40_000).astype(F) for _ in range(2))
+    spread = np.ldexp(F(1), random.integers(-40, 20, len(a))).astype(F)
+    c = np.where(random.random(len(a)) < 0.5, -(a * b), random.standard_normal(len(a)).astype(F)) * spread
+    for addend in (c.astype(F), -(a * b)):  # the second cancels all but the rounding error of the product
+        expected = np.array([reference(*triple) for triple in zip(a, b, addend, strict=True)], F)
+        np.testing.assert_array_equal(numerics.fma(a, b, addend), expected)

@@ -152,9 +152,10 @@ class Generation:
 class Session:
     """A sequence that lives on between texts: what a prompt shares with what is materialized is not run again."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, sequence: int | None = None, known: Sequence[int] = ()) -> None:
         self._engine = engine
-        self._sequence = engine.backend.open()
+        self._sequence = engine.backend.open() if sequence is None else sequence
+        self._inherited = list(known)
         self._state: State | None = None
 
     def generate(self, request: Request) -> Generation:
@@ -164,13 +165,22 @@ class Session:
             RequestError: the prompt is empty or too long, or an option has no meaning here.
         """
         ids = self._engine.encode(request)
-        known = self._state.committed[: self._state.materialized] if self._state else []
+        known = self._known()
         reused = next((i for i, pair in enumerate(zip(ids, known, strict=False)) if pair[0] != pair[1]), len(known))
         reused = min(reused, len(ids) - 1)
         generation = Generation(self._engine, self._sequence, request, ids, reused)
         self._engine.backend.truncate(self._sequence, reused)
         self._state = generation.decoder.state
         return generation
+
+    def _known(self) -> list[int]:
+        """The tokens whose K/V the sequence holds."""
+        return self._state.committed[: self._state.materialized] if self._state else self._inherited
+
+    def fork(self, length: int) -> Session:
+        """A session of its own that shares the first ``length`` tokens held here, or as many as there are."""
+        known = self._known()[:length]
+        return Session(self._engine, self._engine.backend.fork(self._sequence, len(known)), known)
 
     def close(self) -> None:
         """Give the sequence's memory back."""
@@ -278,12 +288,20 @@ class Engine:
             return generation.result
 
     def generate_batch(self, requests: Sequence[Request]) -> list[Result]:
-        """Generate several texts whose rows share passes; each is the text it would be alone."""
-        sessions = [self.session() for _ in requests]
+        """Generate several texts whose rows share passes; each is the text it would be alone.
+
+        Requests with the same prompt share its K/V.
+        """
+        sessions: list[Session] = []
+        running: list[Generation] = []
+        first: dict[tuple[int, ...], Session] = {}
         try:
-            running = [session.generate(request) for session, request in zip(sessions, requests, strict=True)]
-            for generation in running:
-                generation.start()
+            for request in requests:
+                ids = tuple(self.encode(request))
+                sessions.append(first[ids].fork(len(ids)) if ids in first else self.session())
+                first.setdefault(ids, sessions[-1])
+                running.append(sessions[-1].generate(replace(request, prompt=ids)))
+                running[-1].start()
             while any(generation.decoder.finish is None for generation in running):
                 advance(self.backend, [generation.decoder for generation in running])
                 for generation in running:

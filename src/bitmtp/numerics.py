@@ -19,6 +19,30 @@ def fold(terms: Float32) -> Float32:
     return result
 
 
+def fma(a: Float32, b: Float32, c: Float32) -> Float32:
+    """``a * b + c`` rounded once.
+
+    The product is exact in float64. Its sum with ``c`` is rounded there to odd, which rounding again to float32 cannot
+    spoil (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    """
+    product, addend = a.astype(np.float64) * b, c.astype(np.float64)
+    total = product + addend
+    back = total - product
+    error = (product - (total - back)) + (addend - back)
+    bits = total.view(np.int64)
+    to_odd = np.where((error > 0) == (total > 0), 1, -1) * ((error != 0) & (bits & 1 == 0))
+    result: Float32 = (bits + to_odd).view(np.float64).astype(np.float32)
+    return result
+
+
+def dot_chain(a: Float32, b: Float32) -> Float32:
+    """Sum over the first axis of ``a * b`` as a chain of :func:`fma` from 0, strictly in order."""
+    total = np.zeros(np.broadcast_shapes(a.shape[1:], b.shape[1:]), np.float32)
+    for left, right in zip(a, b, strict=True):
+        total = fma(np.broadcast_to(left, total.shape), np.broadcast_to(right, total.shape), total)
+    return total
+
+
 def lane_sum(x: Float32) -> Float32:
     """Sum over the last axis: 16 lanes in order, then the upper half onto the lower, down to one."""
     padding = -x.shape[-1] % LANES

@@ -11,7 +11,7 @@ from conftest import random_checkpoint, random_tokens, tiny_config
 from bitmtp.backends.base import Head, Row, Window, causal_rows, mask
 from bitmtp.backends.reference import ReferenceBackend
 from bitmtp.checkpoint import Checkpoint
-from bitmtp.numerics import exp, lane_sum
+from bitmtp.numerics import exp, fma, lane_sum
 from bitmtp.sampling import GREEDY
 from bitmtp.ternary import unpack
 
@@ -127,7 +127,7 @@ def attention_by_the_page(q: np.ndarray, keys: np.ndarray, values: np.ndarray, p
     for place in places:
         score = np.float32(0)
         for d in range(len(q)):
-            score = np.float32(score + np.float32(q[d] * keys[place, d]))
+            score = fma(q[d : d + 1], keys[place, d : d + 1], np.atleast_1d(score))[0]
         scores[place] = score
     total, weight, largest = None, np.float32(0), np.float32(0)
     for piece in range(0, max(places) + 1, 256):
@@ -139,7 +139,7 @@ def attention_by_the_page(q: np.ndarray, keys: np.ndarray, values: np.ndarray, p
         out = np.zeros(len(q), np.float32)
         for place in inside:
             e[place - piece] = exp(np.array([scores[place] - top]))[0]
-            out = out + e[place - piece] * values[place]
+            out = fma(np.full_like(out, e[place - piece]), values[place], out)
         if total is None:
             total, weight, largest = out, lane_sum(e), top
             continue

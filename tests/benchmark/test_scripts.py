@@ -44,17 +44,17 @@ def test_exactness_checks_resumes_and_fails(
     given += ["--max-tokens", "8"]
     assert script("exactness.py", *given, "--threads", "1") == 0
     lines = output.read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 5  # two questions greedy and sampled, the first one with penalties too
-    assert [json.loads(line)["texts"] for line in lines] == [10, 10, 10, 5, 5]
+    # two questions, five policies, greedy and sampled; the first one with penalties too, and each text alone
+    assert [json.loads(line)["texts"] for line in lines] == [30, 10]
     assert script("exactness.py", *given, "--threads", "1", "2") == 0
-    assert output.read_text(encoding="utf-8").splitlines()[:5] == lines
-    assert "10 cases, 0 mismatches" in capsys.readouterr().out
+    assert output.read_text(encoding="utf-8").splitlines()[:2] == lines
+    assert "4 questions × thread counts, 80 texts, 0 mismatches" in capsys.readouterr().out
 
     broken = json.loads(lines[0])
-    broken["differs"] = {"4": 3}
+    broken["differs"] = {"greedy D=4": 3}
     output.write_text("\n".join([json.dumps(broken), *lines[1:]]) + "\n", encoding="utf-8")
     assert script("exactness.py", *given, "--threads", "1") == 1
-    assert "block size 4 differs from token 3 on" in capsys.readouterr().out
+    assert "greedy D=4 differs from token 3 on" in capsys.readouterr().out
 
 
 def test_exactness_sees_another_text(

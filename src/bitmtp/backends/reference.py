@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bitmtp.backends.base import MAX_WIDTH, Output, Row, prefill_by_steps
 from bitmtp.backends.weights import dequantise_rows, rope_table
 from bitmtp.checkpoint import Checkpoint, linear_shapes
-from bitmtp.numerics import Float32, blocked_sum, exp, fold, lane_sum, log, norm
+from bitmtp.numerics import Float32, blocked_sum, dot_chain, exp, fold, lane_sum, log, norm
 from bitmtp.sampling import GREEDY, Choice, choose
 from bitmtp.ternary import quantise_rows, unpack
 
@@ -236,7 +236,7 @@ class ReferenceBackend:
         group = self.config.num_heads // self.config.num_kv_heads
         keys = np.repeat(store.keys[layer][:, list(slots.values())], group, axis=0)
         values = np.repeat(store.values[layer][:, list(slots.values())], group, axis=0)
-        scores = fold(np.moveaxis(q[:, None] * keys, -1, 0))
+        scores = dot_chain(np.moveaxis(q[:, None], -1, 0), np.moveaxis(keys, -1, 0))
         positions = np.array(list(slots))
         state: tuple[Float32, Float32, Float32] | None = None
         for piece in range(0, int(positions[-1]) + 1, PIECE):
@@ -347,7 +347,7 @@ def _piece(scores: Float32, values: Float32, places: NDArray[np.int64]) -> tuple
     e = exp(scores - largest[:, None])
     lanes = np.zeros((len(e), PIECE), np.float32)
     lanes[:, places] = e
-    return largest, lane_sum(lanes), fold(np.moveaxis(e[..., None] * values, 1, 0))
+    return largest, lane_sum(lanes), dot_chain(np.moveaxis(e[..., None], 1, 0), np.moveaxis(values, 1, 0))
 
 
 def _merge(

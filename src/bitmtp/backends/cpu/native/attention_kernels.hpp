@@ -59,7 +59,8 @@ inline void place_scores(const float* lanes, int block, const Run& run, float* s
 }
 
 template <class T, int G, int B>
-BITMTP_INLINE void score_blocks(const T* keys, int head_dim, const Query* q, int block, const Run& run, Scores* scores) {
+BITMTP_INLINE void score_blocks(const T* keys, int head_dim, const Query* q, int block, const Run& run,
+                                Scores* scores) {
     f32x16 sums[G * B];
 #pragma GCC unroll 32
     for (f32x16& sum : sums) sum = splat(0.0f);
@@ -76,7 +77,7 @@ BITMTP_INLINE void score_blocks(const T* keys, int head_dim, const Query* q, int
         for (int g = 0; g < G; ++g) {
             const f32x16 factor = splat(q[g].vector[d]);
 #pragma GCC unroll 8
-            for (int b = 0; b < B; ++b) sums[g * B + b] = sums[g * B + b] + factor * k[b];
+            for (int b = 0; b < B; ++b) sums[g * B + b] = fma(factor, k[b], sums[g * B + b]);
         }
     }
     alignas(64) float lanes[G * B][kLanes];
@@ -135,7 +136,7 @@ BITMTP_INLINE void weigh(const HeadLayout& layout, const Run* runs, int count, i
             for (int g = 0; g < G; ++g) {
                 const f32x16 weight = splat(e[g].at[run.place + i]);
 #pragma GCC unroll 8
-                for (int j = 0; j < V; ++j) sums[g * V + j] = sums[g * V + j] + weight * v[j];
+                for (int j = 0; j < V; ++j) sums[g * V + j] = fma(weight, v[j], sums[g * V + j]);
             }
         }
     }

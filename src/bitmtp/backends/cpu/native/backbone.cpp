@@ -192,7 +192,9 @@ void Backbone::plan_attention() {
 void Backbone::add_attention_tasks(int first, int last, int pieces, bool split) {
     for (int kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
         if (!split) tasks_.push_back({first, last, kv_head, 0, pieces});
-        for (int piece = 0; split && piece < pieces; ++piece) tasks_.push_back({first, last, kv_head, piece, piece + 1});
+        for (int piece = 0; split && piece < pieces; ++piece) {
+            tasks_.push_back({first, last, kv_head, piece, piece + 1});
+        }
     }
 }
 
@@ -276,7 +278,9 @@ void Backbone::multiply_add(const PackedMatrix& matrix) {
     context_.pool.parallel(matrix.tiles, context_.chunk(matrix.tiles), [&](int begin, int end, int) {
         kernels_.product(matrix, input, begin, end, product_.data(), product_.size() / kMaxWidth);
         const int first = begin * tile_rows, count = std::min(end * tile_rows, shape_.hidden) - first;
-        for (int row = 0; row < width_; ++row) kernels_.add(row_of(x_, row) + first, row_of(product_, row) + first, count);
+        for (int row = 0; row < width_; ++row) {
+            kernels_.add(row_of(x_, row) + first, row_of(product_, row) + first, count);
+        }
     });
 }
 
@@ -287,7 +291,8 @@ void Backbone::feed_forward(const Layer& layer) {
     context_.pool.parallel(pairs, context_.chunk(pairs), [&](int begin, int end, int) {
         kernels_.product(layer.gate_up, input, 2 * begin, 2 * end, gate_up_.data(), gate_up_.size() / kMaxWidth);
         for (int row = 0; row < width_; ++row) {
-            kernels_.activate(row_of(gate_up_, row) + 32 * begin, row_of(inner_, row) + 16 * begin, end - begin, shape_.relu2);
+            const float* gate_up = row_of(gate_up_, row) + 2 * tile_rows * begin;
+            kernels_.activate(gate_up, row_of(inner_, row) + tile_rows * begin, end - begin, shape_.relu2);
         }
     });
     context_.by_rows(width_, [&](int row) { prepare(row_of(inner_, row), layer.mlp_sub_norm, layer.down, row); });

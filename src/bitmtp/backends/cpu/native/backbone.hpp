@@ -28,8 +28,8 @@ struct Context {
         });
     }
 
-    /// How many of its tasks (tiles or a few) a thread takes at a time. Long streams read memory fastest, but threads are not
-    /// equally fast; and the kernels take four tiles at once.
+    /// How many tasks (of a tile or a few) a thread takes at a time. Long streams read memory fastest, but threads are
+    /// not equally fast; and the kernels take four tiles at once.
     int chunk(int tasks) const {
         const int share = tasks / (2 * pool.threads());
         return share >= 4 ? share / 4 * 4 : std::max(1, share);

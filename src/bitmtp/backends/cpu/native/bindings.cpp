@@ -76,16 +76,16 @@ Choice read_choice(const ChoiceTuple& tuple) {
     Choice c;
     Ids seen, counts;
     std::optional<Bits> allowed;
-    std::tie(c.temperature, c.top_k, c.top_p, c.min_p, c.repetition, c.presence, c.frequency, c.seed, c.text, seen, counts,
-             c.bias, allowed) = tuple;
+    std::tie(c.temperature, c.top_k, c.top_p, c.min_p, c.repetition, c.presence, c.frequency, c.seed, c.text, seen,
+             counts, c.bias, allowed) = tuple;
     c.seen.assign(seen.data(), seen.data() + seen.size());
     c.counts.assign(counts.data(), counts.data() + counts.size());
     if (allowed) c.allowed.assign(allowed->data(), allowed->data() + allowed->size());
     return c;
 }
 
-std::vector<OutputTuple> step(Model& model, const std::vector<RowTuple>& tuples, const std::vector<ChoiceTuple>& choices,
-                              int top, std::optional<Logits> logits) {
+std::vector<OutputTuple> step(Model& model, const std::vector<RowTuple>& tuples,
+                              const std::vector<ChoiceTuple>& choices, int top, std::optional<Logits> logits) {
     std::vector<Row> rows;
     for (const RowTuple& tuple : tuples) rows.push_back(read_row(tuple));
     bitmtp::Request request{{}, top};

@@ -1,6 +1,7 @@
 #include "heads.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -8,8 +9,8 @@ namespace bitmtp {
 
 namespace {
 
-constexpr int kBlock = 1024;      // entries of a task of the head product
-constexpr int kCandidates = 16;   // that the chain re-scores
+constexpr int kBlock = 1024;    // entries of a task of the head product
+constexpr int kChainRows = 16;  // of the chain's inner layer in a task: they stay in the first cache
 const Choice kGreedy;
 
 const Choice& choice_of(const Row& row, const Request& request) {
@@ -36,9 +37,19 @@ OutputHeads::OutputHeads(Context& context)
       ids_(std::max(stride_, kCandidates)),
       choosers_(context.pool.threads(), Chooser(context.kernels, std::max(stride_, kCandidates))) {
     std::iota(ids_.begin(), ids_.end(), 0);
+    const int hidden = context.shape.hidden, rank = context.shape.chain_rank;
+    if (rank == 0) return;
+    best_.resize(kMaxWidth);
+    own_.resize(kMaxWidth * rank);
+    candidates_.resize(std::size_t(kMaxWidth) * kCandidates * hidden);
+    ones_.assign(hidden, 1.0f);
+    given_.resize(hidden);
+    inner_.resize(rank);
+    shift_.resize(hidden);
 }
 
-std::vector<Output> OutputHeads::run(const std::vector<PlacedRow>& pass, const Backbone& backbone, const Request& request) {
+std::vector<Output> OutputHeads::run(const std::vector<PlacedRow>& pass, const Backbone& backbone,
+                                     const Request& request) {
     pass_ = &pass;
     outputs_.assign(pass.size(), {});
     rows_.clear();
@@ -61,11 +72,57 @@ std::vector<Output> OutputHeads::run(const std::vector<PlacedRow>& pass, const B
     pool.parallel(count, 1, [&](int begin, int end, int thread) {
         for (int index = begin; index < end; ++index) {
             summarise(index);
-            if (!chained(index)) choose(index, request, choosers_[thread]);
+            if (chained(index)) find_candidates(index, request, choosers_[thread]);
+            else choose(index, request, choosers_[thread]);
         }
     });
     run_chain(request);
     return std::move(outputs_);
+}
+
+// Candidates of a chained row, and their rows of the head.
+void OutputHeads::find_candidates(int index, const Request& request, Chooser& chooser) {
+    const int hidden = context_.shape.hidden;
+    best_[index] = best(index, std::max(kCandidates, request.top), chooser);
+    const int count = std::min(kCandidates, int(best_[index].size()));
+    for (int i = 0; i < count; ++i) {
+        context_.vocabulary_row(vocabulary_, best_[index][i], candidates(index) + std::size_t(i) * hidden);
+    }
+}
+
+// The largest logits of a row, as Chooser::best. The count-th largest of the blocks' maxima is no larger than the count-th
+// largest logit, so only blocks that reach it are read again.
+std::vector<int> OutputHeads::best(int index, int count, Chooser& chooser) {
+    if (count <= 0 || count > blocks_) return chooser.best(entries(index), count);
+    const float* maxima = block_max_.data() + index * blocks_;
+    std::vector<float> sorted(maxima, maxima + blocks_);
+    std::nth_element(sorted.begin(), sorted.begin() + count - 1, sorted.end(), std::greater<>());
+    const float threshold = sorted[count - 1];
+    std::vector<int> found;
+    std::int32_t places[kBlock];
+    for (int block = 0; block < blocks_; ++block) {
+        if (maxima[block] < threshold) continue;
+        const int begin = block * kBlock, size = std::min(kBlock, stride_ - begin);
+        const int more = kernels_.collect(raw(index) + begin, size, threshold, places);
+        for (int i = 0; i < more; ++i) found.push_back(begin + places[i]);
+    }
+    const float* logits = raw(index);
+    std::partial_sort(found.begin(), found.begin() + count, found.end(), [&](int a, int b) {
+        return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+    });
+    found.resize(count);
+    return found;
+}
+
+// The rows' own part of the chain's inner layer, all rows together, so that its weights are read once.
+void OutputHeads::prepare_chain(const std::vector<int>& indices) {
+    const int hidden = context_.shape.hidden, rank = context_.shape.chain_rank;
+    context_.pool.parallel(indices.empty() ? 0 : rank, kChainRows, [&](int begin, int end, int) {
+        const float* a = context_.weights.chain_hidden.data() + std::size_t(begin) * 2 * hidden;
+        for (const int index : indices) {
+            kernels_.dots(a, 2 * hidden, end - begin, normed(index), hidden, own(index) + begin);
+        }
+    });
 }
 
 // Chained rows one by one: each needs the token of the row before it.
@@ -74,7 +131,9 @@ void OutputHeads::run_chain(const Request& request) {
     for (int index = 0; index < int(rows_.size()); ++index) {
         if (chained(index)) order.push_back(index);
     }
-    std::sort(order.begin(), order.end(), [&](int a, int b) { return placed(a).row.position < placed(b).row.position; });
+    prepare_chain(order);
+    const auto position = [&](int index) { return placed(index).row.position; };
+    std::sort(order.begin(), order.end(), [&](int a, int b) { return position(a) < position(b); });
     for (const int index : order) choose_chained(index, request);
 }
 
@@ -140,7 +199,7 @@ void OutputHeads::choose(int index, const Request& request, Chooser& chooser) {
     Output& out = output(index);
     out.token = choice.plain() ? argmax(index) : chooser.choose(entries(index), choice, row.position + 1);
     out.probability = kernels_.exp(raw(index)[out.token] - of.max) / of.z;
-    for (const int id : chooser.best(entries(index), request.top)) out.top.emplace_back(id, raw(index)[id]);
+    for (const int id : best(index, request.top, chooser)) out.top.emplace_back(id, raw(index)[id]);
 }
 
 // The first entry of the first block that reaches the maximum.
@@ -154,23 +213,21 @@ int OutputHeads::argmax(int index) const {
 void OutputHeads::choose_chained(int index, const Request& request) {
     const PlacedRow& row = placed(index);
     const Statistics& of = statistics_[index];
-    const int hidden = context_.shape.hidden;
+    const std::vector<int>& best = best_[index];
+    const int hidden = context_.shape.hidden, count = std::min(kCandidates, int(best.size()));
     Chooser& chooser = choosers_[0];
-    const std::vector<int> best = chooser.best(entries(index), std::max(kCandidates, request.top));
-    const int count = std::min(kCandidates, int(best.size()));
 
-    const Floats shift = chain_shift(index, outputs_[row.parent].token);
+    chain_shift(index, outputs_[row.parent].token);
     alignas(64) float scores[kCandidates], before[kCandidates], after[kCandidates];
     std::int32_t ids[kCandidates];
-    Floats weights(hidden);
     std::fill(scores, scores + kCandidates, kNever);
     std::fill(before, before + kCandidates, kNever);
     std::fill(ids, ids + kCandidates, std::numeric_limits<std::int32_t>::max());
+    kernels_.dots(candidates(index), hidden, count, shift_.data(), hidden, scores);
     for (int i = 0; i < count; ++i) {
         ids[i] = best[i];
         before[i] = raw(index)[best[i]];
-        context_.vocabulary_row(vocabulary_, best[i], weights.data());
-        scores[i] = before[i] + kernels_.dot(shift.data(), weights.data(), hidden);
+        scores[i] = before[i] + scores[i];
     }
     const Entries scored = {ids, scores, count, false};
     const int place = chooser.choose(scored, choice_of(row.row, request), row.row.position + 1);
@@ -185,22 +242,24 @@ void OutputHeads::choose_chained(int index, const Request& request) {
     for (int i = count; i < request.top && i < int(best.size()); ++i) out.top.emplace_back(best[i], raw(index)[best[i]]);
 }
 
-// What the chain adds to the head's input once the proposal before the row is `parent`: [hidden].
-Floats OutputHeads::chain_shift(int index, int parent) {
+// What the chain adds to the head's input once the proposal before the row is `parent`: shift_[hidden].
+void OutputHeads::chain_shift(int index, int parent) {
     const int hidden = context_.shape.hidden, rank = context_.shape.chain_rank;
-    const Floats ones(hidden, 1.0f);
-    Floats given(hidden), inner(rank), shift(hidden);
-    context_.embed(parent, given.data());
-    kernels_.norm(given.data(), ones.data(), hidden, context_.shape.eps, given.data());
-    for (int i = 0; i < rank; ++i) {
-        const float* a = context_.weights.chain_hidden.data() + std::size_t(i) * 2 * hidden;
-        inner[i] = kernels_.dot(a, normed(index), hidden) + kernels_.dot(a + hidden, given.data(), hidden);
-    }
-    kernels_.silu(inner.data(), rank);
-    for (int j = 0; j < hidden; ++j) {
-        shift[j] = kernels_.dot(context_.weights.chain_output.data() + std::size_t(j) * rank, inner.data(), rank);
-    }
-    return shift;
+    const float* a = context_.weights.chain_hidden.data();
+    context_.embed(parent, given_.data());
+    kernels_.norm(given_.data(), ones_.data(), hidden, context_.shape.eps, given_.data());
+    // Equal shares, so that each thread finds its part of the weights in its own cache for the next row.
+    const auto share = [&](int n) { return (n + context_.pool.threads() - 1) / context_.pool.threads(); };
+    context_.pool.parallel(rank, share(rank), [&](int begin, int end, int) {
+        const float* rows = a + std::size_t(begin) * 2 * hidden + hidden;
+        kernels_.dots(rows, 2 * hidden, end - begin, given_.data(), hidden, inner_.data() + begin);
+    });
+    kernels_.add(inner_.data(), own(index), rank);
+    kernels_.silu(inner_.data(), rank);
+    context_.pool.parallel(hidden, share(hidden), [&](int begin, int end, int) {
+        const float* b = context_.weights.chain_output.data() + std::size_t(begin) * rank;
+        kernels_.dots(b, rank, end - begin, inner_.data(), rank, shift_.data() + begin);
+    });
 }
 
 }  // namespace bitmtp

@@ -9,6 +9,8 @@
 
 namespace bitmtp {
 
+constexpr int kCandidates = 16;  ///< that the chain re-scores
+
 /// An alternative token and its logit.
 using Alternative = std::pair<std::int32_t, float>;
 
@@ -50,9 +52,12 @@ private:
     void sum_block(int index, int block);
     void summarise(int index);
     void choose(int index, const Request& request, Chooser& chooser);
+    void find_candidates(int index, const Request& request, Chooser& chooser);
+    std::vector<int> best(int index, int count, Chooser& chooser);
+    void prepare_chain(const std::vector<int>& indices);
     void run_chain(const Request& request);
     void choose_chained(int index, const Request& request);
-    Floats chain_shift(int index, int parent);
+    void chain_shift(int index, int parent);
     int argmax(int index) const;
 
     const PlacedRow& placed(int index) const { return (*pass_)[rows_[index]]; }
@@ -60,6 +65,8 @@ private:
     bool chained(int index) const;
     Entries entries(int index) const { return {ids_.data(), raw(index), context_.shape.vocab, true}; }
     float* raw(int index) const { return logits_ + std::size_t(index) * stride_; }
+    float* own(int index) { return own_.data() + std::size_t(index) * context_.shape.chain_rank; }
+    float* candidates(int index) { return candidates_.data() + std::size_t(index) * kCandidates * context_.shape.hidden; }
     float* normed(int index) { return normed_.data() + std::size_t(index) * context_.shape.hidden; }
 
     Context& context_;
@@ -78,6 +85,11 @@ private:
     std::vector<Statistics> statistics_;
     std::vector<std::int32_t> ids_;  ///< 0, 1, 2, …
     std::vector<Chooser> choosers_;  ///< one for each thread
+    // The chain's: what does not depend on the proposal before, for each row; and scratch of the row at hand
+    std::vector<std::vector<int>> best_;  ///< ids by raw logit, the candidates first
+    Floats own_;                          ///< [64][rank], the row's own part of the inner layer
+    Floats candidates_;                   ///< [64][16][hidden], the candidates' rows of the head
+    Floats ones_, given_, inner_, shift_;
 };
 
 }  // namespace bitmtp

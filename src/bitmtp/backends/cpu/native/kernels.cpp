@@ -25,7 +25,7 @@ const Kernels& kernels() {
         .add = add,
         .rope = rope,
         .activate = activate,
-        .dot = dot,
+        .dots = dots,
         .dot_half = dot_half,
         .expand_half = expand_half,
         .silu = silu,

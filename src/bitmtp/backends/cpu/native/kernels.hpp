@@ -78,7 +78,8 @@ struct Kernels {
     void (*rope)(float* x, const float* cos, const float* sin, int n, float scale);
     /// Pairs of tiles (gate, up) to out[16 * pairs]: silu(gate) * up, or relu(gate)^2 * up.
     void (*activate)(const float* gate_up, float* out, int pairs, bool relu2);
-    float (*dot)(const float* a, const float* b, int n);
+    /// out[r] = lane_sum(a[r * stride …] * b), rows of n.
+    void (*dots)(const float* a, std::ptrdiff_t stride, int rows, const float* b, int n, float* out);
     float (*dot_half)(const std::uint16_t* a, const float* b, int n);
     void (*expand_half)(const std::uint16_t* a, float* out, int n);
     /// x / (1 + exp(-x)), in place.

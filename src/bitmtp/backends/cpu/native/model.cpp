@@ -58,7 +58,8 @@ void Model::truncate(int sequence, int length) {
     const std::lock_guard lock(mutex_);
     Sequence& at = find(sequence);
     const int now = at.store.length();
-    require(length >= 0 && length <= now, "cannot truncate " + std::to_string(now) + " positions to " + std::to_string(length));
+    require(length >= 0 && length <= now,
+            "cannot truncate " + std::to_string(now) + " positions to " + std::to_string(length));
     at.store.truncate(length);
     at.rows.clear();
 }
@@ -67,7 +68,8 @@ int Model::fork(int sequence, int length) {
     const std::lock_guard lock(mutex_);
     const KvStore& store = find(sequence).store;
     const int now = store.length();
-    require(length >= 0 && length <= now, "cannot fork " + std::to_string(length) + " of " + std::to_string(now) + " positions");
+    require(length >= 0 && length <= now,
+            "cannot fork " + std::to_string(length) + " of " + std::to_string(now) + " positions");
     return add(store.fork(length));
 }
 

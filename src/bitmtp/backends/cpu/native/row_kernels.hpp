@@ -92,8 +92,23 @@ void activate(const float* gate_up, float* out, int pairs, bool relu2) {
     }
 }
 
-float dot(const float* a, const float* b, int n) {
-    return lane_sum(n, [&](int i) { return load_padded(a, i, n) * load_padded(b, i, n); });
+// Several rows side by side hide the latency of each one's chain of adds.
+template <int R>
+BITMTP_INLINE void dots_of(const float* a, std::ptrdiff_t stride, const float* b, int n, float* out) {
+    f32x16 sums[R];
+    for (int r = 0; r < R; ++r) sums[r] = load_padded(a + r * stride, 0, n) * load_padded(b, 0, n);
+    for (int i = kLanes; i < n; i += kLanes) {
+        const f32x16 factor = load_padded(b, i, n);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sums[r] = sums[r] + load_padded(a + r * stride, i, n) * factor;
+    }
+    for (int r = 0; r < R; ++r) out[r] = fold(sums[r]);
+}
+
+void dots(const float* a, std::ptrdiff_t stride, int rows, const float* b, int n, float* out) {
+    int row = 0;
+    for (; row + 4 <= rows; row += 4) dots_of<4>(a + row * stride, stride, b, n, out + row);
+    for (; row < rows; ++row) dots_of<1>(a + row * stride, stride, b, n, out + row);
 }
 
 float dot_half(const std::uint16_t* a, const float* b, int n) {

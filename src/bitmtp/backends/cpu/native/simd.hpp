@@ -71,6 +71,22 @@ BITMTP_INLINE Lanes<V> operator*(Lanes<V> a, Lanes<V> b) {
 BITMTP_INLINE f32x16 operator/(f32x16 a, f32x16 b) {
     return each<NativeF>([&](int i) { return a.part[i] / b.part[i]; });
 }
+// a * b + c, rounded once.
+BITMTP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+    return each<NativeF>([&](int i) {
+#if defined(__AVX512F__)
+        return (NativeF)_mm512_fmadd_ps((__m512)a.part[i], (__m512)b.part[i], (__m512)c.part[i]);
+#elif defined(__FMA__)
+        return (NativeF)_mm256_fmadd_ps((__m256)a.part[i], (__m256)b.part[i], (__m256)c.part[i]);
+#elif defined(__ARM_NEON)
+        return (NativeF)vfmaq_f32((float32x4_t)c.part[i], (float32x4_t)a.part[i], (float32x4_t)b.part[i]);
+#else
+        NativeF r;
+        for (int lane = 0; lane < kNative; ++lane) r[lane] = __builtin_fmaf(a.part[i][lane], b.part[i][lane], c.part[i][lane]);
+        return r;
+#endif
+    });
+}
 BITMTP_INLINE f32x16 operator-(f32x16 a) {
     return each<NativeF>([&](int i) { return -a.part[i]; });
 }
