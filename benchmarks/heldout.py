@@ -86,13 +86,19 @@ def loss(backend: Backend, row: Rows) -> float:
     return total / ROW
 
 
-def measure(engine: Engine, name: str, rows: Rows) -> tuple[float, float]:
-    """Mean loss and its standard error over rows."""
+def measure(engine: Engine, name: str, rows: Rows) -> NDArray[np.float64]:
+    """Loss of each row."""
     losses = []
     for index, row in enumerate(rows):
         losses.append(loss(engine.backend, row))
         print(f"\r{name}: {index + 1} of {len(rows)} ", end="", file=sys.stderr, flush=True)
-    return float(np.mean(losses)), float(np.std(losses) / np.sqrt(len(losses)))
+    print(file=sys.stderr)
+    return np.array(losses)
+
+
+def with_error(values: NDArray[np.float64]) -> str:
+    """Mean and its standard error."""
+    return f"{values.mean():+.4f} ± {values.std() / np.sqrt(len(values)):.4f}"
 
 
 def parse() -> argparse.Namespace:
@@ -108,19 +114,20 @@ def parse() -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure every model on the sets whose data is given."""
-    print(f"{'model':24}  {'set':8}  {'rows':>5}  nats per token")
+    """Measure every model on the sets whose data is given; models are compared row by row."""
+    print(f"{'model':24}  {'set':8}  {'rows':>5}  nats per token      less the first model's, paired")
+    sets = {"records": (options.train_data, record_texts), "tests": (options.eval_data, test_texts)}
+    first: dict[str, NDArray[np.float64]] = {}
     for model in options.model:
         engine = Engine.load(model, backend=options.backend, threads=options.threads)
-        eos = engine.config.eos_token_ids[0]
-        sets = {"records": (options.train_data, record_texts), "tests": (options.eval_data, test_texts)}
+        eos, short = engine.config.eos_token_ids[0], Path(model).name
         for name, (folder, texts) in sets.items():
             if folder is None:
                 continue
             rows = rows_of(texts(folder, engine.tokenizer), engine.tokenizer, eos)[:: options.every]
-            mean, error = measure(engine, f"{Path(model).name}, {name}", rows)
-            print(file=sys.stderr)
-            print(f"{Path(model).name[:24]:24}  {name:8}  {len(rows):5}  {mean:.4f} ± {error:.4f}", flush=True)
+            losses = measure(engine, f"{short}, {name}", rows)
+            difference = with_error(losses - first.setdefault(name, losses))
+            print(f"{short[:24]:24}  {name:8}  {len(rows):5}  {with_error(losses)}  {difference}", flush=True)
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def test_attention_is_taken_in_the_order_of_the_page(window: Window | None) -> N
         attention_by_the_page(q[head], store.keys[0, head // 2], store.values[0, head // 2], [*places, position])
         for head in range(4)
     ]
-    assert np.array_equal(backend._attention(row, q, 0), np.stack(want))
+    assert np.array_equal(backend._attention([row], q[None], 0)[0], np.stack(want))
 
 
 def test_the_chain_moves_only_the_candidates() -> None:

@@ -216,7 +216,7 @@ class ReferenceBackend:
             places.append(sum(1 for earlier in rows[: len(places)] if earlier.sequence == row.sequence))
             slot = store.length + places[-1]
             store.keys[index, :, slot], store.values[index, :, slot] = k[len(places) - 1], v[len(places) - 1]
-        attended = np.stack([self._attention(row, q[i], index).reshape(-1) for i, row in enumerate(rows)])
+        attended = self._attention(rows, q, index).reshape(len(rows), -1)
         if config.sub_norm:
             attended = norm(attended, self._tensor(f"{prefix}attention.sub_norm.weight"), config.norm_eps)
         return x + layer["attention.o"].product(attended)
@@ -229,23 +229,33 @@ class ReferenceBackend:
         first, second = np.split(x, 2, axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
-    def _attention(self, row: Row, q: Float32, layer: int) -> Float32:
-        """``[heads, head_dim]`` → the same: softmax over the visible positions, in pieces of 256."""
-        store = self._stores[row.sequence]
-        slots = _visible_slots(row, store)
-        group = self.config.num_heads // self.config.num_kv_heads
-        keys = np.repeat(store.keys[layer][:, list(slots.values())], group, axis=0)
-        values = np.repeat(store.values[layer][:, list(slots.values())], group, axis=0)
-        scores = dot_chain(np.moveaxis(q[:, None], -1, 0), np.moveaxis(keys, -1, 0))
-        positions = np.array(list(slots))
-        state: tuple[Float32, Float32, Float32] | None = None
-        for piece in range(0, int(positions[-1]) + 1, PIECE):
-            inside = (positions >= piece) & (positions < piece + PIECE)
-            if inside.any():
-                part = _piece(scores[:, inside], values[:, inside], positions[inside] - piece)
-                state = part if state is None else _merge(state, part)
-        assert state is not None
-        return state[2] / state[1][:, None]
+    def _attention(self, rows: Sequence[Row], q: Float32, layer: int) -> Float32:
+        """``[rows, heads, head_dim]`` → the same: softmax over the visible positions, in pieces of 256."""
+        keys, values, seen = self._by_position(rows, layer)
+        scores = dot_chain(np.moveaxis(q[:, :, None], -1, 0), np.moveaxis(keys, -1, 0))
+        scores = np.where(seen[:, None], scores, _F(-np.inf))
+        whole = _Softmax.nothing(q.shape)
+        for start in range(0, seen.shape[1], PIECE):
+            piece = slice(start, start + PIECE)
+            whole = _merge(
+                whole, _piece(scores[:, :, piece], values[:, :, piece]), np.logical_or.reduce(seen[:, piece], axis=1)
+            )
+        return whole.values / whole.weight[..., None]
+
+    def _by_position(self, rows: Sequence[Row], layer: int) -> tuple[Float32, Float32, NDArray[np.bool_]]:
+        """Keys and values ``[rows, heads, positions, head_dim]`` that rows see, zeros elsewhere; and which."""
+        config = self.config
+        shape = (len(rows), config.num_kv_heads, max(row.position for row in rows) + 1, config.head_dim)
+        keys, values, seen = np.zeros(shape, np.float32), np.zeros(shape, np.float32), np.zeros(shape[::2], np.bool_)
+        for index, row in enumerate(rows):
+            store = self._stores[row.sequence]
+            slots = _visible_slots(row, store)
+            positions = list(slots)
+            keys[index][:, positions] = store.keys[layer][:, list(slots.values())]
+            values[index][:, positions] = store.values[layer][:, list(slots.values())]
+            seen[index, positions] = True
+        group = config.num_heads // config.num_kv_heads
+        return np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1), seen
 
     def _feed_forward(self, x: Float32, index: int, layer: dict[str, _Matrix]) -> Float32:
         config, prefix = self.config, f"layers.{index}."
@@ -341,18 +351,40 @@ def _visible_slots(row: Row, store: _Store) -> dict[int, int]:
     return slots
 
 
-def _piece(scores: Float32, values: Float32, places: NDArray[np.int64]) -> tuple[Float32, Float32, Float32]:
-    """Maximum ``[heads]``, weight sum ``[heads]`` and weighted values ``[heads, head_dim]`` of one piece."""
+@dataclass(frozen=True, slots=True)
+class _Softmax:
+    """A softmax not yet divided: maximum, sum of weights ``[rows, heads]``; weighted values ``[rows, heads, dim]``."""
+
+    largest: Float32
+    weight: Float32
+    values: Float32
+
+    @classmethod
+    def nothing(cls, shape: tuple[int, ...]) -> _Softmax:
+        zeros = np.zeros(shape[:2], np.float32)
+        return cls(np.full_like(zeros, -np.inf), zeros, np.zeros(shape, np.float32))
+
+
+def _piece(scores: Float32, values: Float32) -> _Softmax:
+    """One piece; ``scores [rows, heads, positions]`` are -inf where a row sees nothing."""
     largest = scores.max(axis=-1)
-    e = exp(scores - largest[:, None])
-    lanes = np.zeros((len(e), PIECE), np.float32)
-    lanes[:, places] = e
-    return largest, lane_sum(lanes), dot_chain(np.moveaxis(e[..., None], 1, 0), np.moveaxis(values, 1, 0))
+    e = exp(scores - np.where(np.isinf(largest), _F(0), largest)[..., None])
+    lanes = np.zeros((*e.shape[:2], PIECE), np.float32)
+    lanes[..., : e.shape[-1]] = e
+    return _Softmax(largest, lane_sum(lanes), dot_chain(np.moveaxis(e[..., None], 2, 0), np.moveaxis(values, 2, 0)))
 
 
-def _merge(
-    a: tuple[Float32, Float32, Float32], b: tuple[Float32, Float32, Float32]
-) -> tuple[Float32, Float32, Float32]:
-    largest = np.maximum(a[0], b[0])
-    keep, add = exp(a[0] - largest), exp(b[0] - largest)
-    return largest, a[1] * keep + b[1] * add, a[2] * keep[:, None] + b[2] * add[:, None]
+def _merge(whole: _Softmax, piece: _Softmax, sees: NDArray[np.bool_]) -> _Softmax:
+    """Add a piece to those before it, for the rows that see some of it; a row's first piece is taken as it is."""
+    first = np.isinf(whole.largest)
+    largest = np.maximum(whole.largest, piece.largest)
+    safe = np.where(np.isinf(largest), _F(0), largest)
+    keep, add = exp(whole.largest - safe), exp(piece.largest - safe)
+    weight = np.where(first, piece.weight, whole.weight * keep + piece.weight * add)
+    values = np.where(first[..., None], piece.values, whole.values * keep[..., None] + piece.values * add[..., None])
+    rows = sees[:, None]
+    return _Softmax(
+        np.where(rows, largest, whole.largest),
+        np.where(rows, weight, whole.weight),
+        np.where(rows[..., None], values, whole.values),
+    )
