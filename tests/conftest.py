@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ from bitmtp.ternary import pack
 from bitmtp.tokenizer import Tokenizer as BitMTPTokenizer
 
 DATA = Path(__file__).parent / "data"
+# Folders whose tests need an extra: folder → module, and what installs it.
+NEEDS = {
+    "training": ("torch", "pip install 'bitmtp[train]'"),
+    "server": ("fastapi", "pip install 'bitmtp[serve]'"),
+    "server_page": ("playwright", "pip install 'bitmtp[dev]'"),
+}
+MISSING = {folder: need for folder, need in NEEDS.items() if find_spec(need[0]) is None}
+collect_ignore = list(MISSING)
 SPECIAL = ("<|pad|>", "<|start|>", "<|end|>")
 END = 2
 LEVELS = {2: 1, 4: 4, 8: 60}  # integer that stands for a vocabulary weight of 1
@@ -37,6 +46,11 @@ TEMPLATE = (
 # No deadlines: a shared machine is slow at times, and no test here is about time.
 settings.register_profile("bitmtp", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("bitmtp")
+
+
+def pytest_report_header() -> list[str]:
+    """Say what is left out, and how to have it."""
+    return [f"left out: tests/{folder} ({module} is missing: {how})" for folder, (module, how) in MISSING.items()]
 
 
 def tiny_config(**changes: Any) -> ModelConfig:

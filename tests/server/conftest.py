@@ -10,12 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-pytest.importorskip("llguidance", reason="the extra `serve` is not installed")
-
 import httpx
+import pytest
 from conftest import make_engine, random_checkpoint, tiny_config, why_unavailable
 
 from bitmtp.engine import Engine

@@ -7,9 +7,6 @@ import re
 from typing import Any
 
 import pytest
-
-pytest.importorskip("playwright", reason="playwright is not installed")
-
 from playwright.sync_api import Browser, Page, expect
 from server.conftest import Running, running, wait_for
 

@@ -8,9 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-
-pytest.importorskip("torch", reason="PyTorch is not installed (pip install bitmtp[train])")
-
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from bitmtp.convert.huggingface import _GLOBAL_NAMES, _LAYER_NAMES
