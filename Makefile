@@ -8,7 +8,7 @@ SOURCES := $(shell find src/bitmtp/backends/cpu/native CMakeLists.txt pyproject.
 .PHONY: demo test check format clean
 
 demo: $(VENV)/.installed
-	$(BIN)/bitmtp generate "Write a Python function that returns the n-th Fibonacci number." --max-tokens 160
+	$(BIN)/bitmtp generate "Write a Python function that returns the n-th Fibonacci number." --max-tokens 256
 
 test: $(VENV)/.installed-dev check
 	$(BIN)/python -m pytest

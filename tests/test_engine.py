@@ -159,6 +159,10 @@ class EvenAfterOdd:
             return None
         return np.full(10, 0x55555555 if len(text) % 2 else 0xAAAAAAAA, np.uint32)
 
+    def accepts(self, path: Sequence[int]) -> int:
+        fits = [token % 2 != index % 2 for index, token in enumerate(path, start=len(self.text))]
+        return [*fits, False].index(False)
+
     def commit(self, tokens: Sequence[int]) -> None:
         self.text += tokens
 
@@ -260,8 +264,9 @@ def test_an_interrupted_text_leaves_a_usable_session(engine: Engine) -> None:
 def test_sequences_are_given_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
     closed: list[int] = []
-    open_, close = engine.backend.open, engine.backend.close
+    open_, fork, close = engine.backend.open, engine.backend.fork, engine.backend.close
     monkeypatch.setattr(engine.backend, "open", lambda: opened.append(open_()) or opened[-1])
+    monkeypatch.setattr(engine.backend, "fork", lambda *given: opened.append(fork(*given)) or opened[-1])
     monkeypatch.setattr(engine.backend, "close", lambda sequence: closed.append(sequence) or close(sequence))
     engine.generate(request_of(max_tokens=3))
     engine.generate_batch([request_of(max_tokens=3), request_of(max_tokens=2)])

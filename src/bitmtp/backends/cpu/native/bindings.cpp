@@ -101,6 +101,7 @@ std::vector<OutputTuple> step(Model& model, const std::vector<RowTuple>& tuples,
 }  // namespace
 
 NB_MODULE(_native, module) {
+    nb::set_leak_warnings(false);  // a model that lives until the interpreter ends is no fault
     module.doc() = "C++ kernels of the CPU backend.";
     nb::class_<Model>(module, "Model", "Weights, sequences and passes; see backend.py.")
         .def("__init__", construct, "config"_a, "tensors"_a, "threads"_a)
