@@ -9,13 +9,13 @@ from contextlib import suppress
 import typer
 
 from bitmtp.cli.answer import was_interrupted, write_answer
-from bitmtp.cli.options import ModelOptions, TextOptions, with_options
+from bitmtp.cli.options import ModelOptions, PolicyOptions, TextOptions, with_options
 from bitmtp.cli.render import make_writer
 from bitmtp.errors import RequestError
 
 
 @with_options
-def chat(*, model: ModelOptions, text: TextOptions) -> None:
+def chat(*, model: ModelOptions, decoding: PolicyOptions, text: TextOptions) -> None:
     """Talk with the model, turn by turn.
 
     /exit or Ctrl-D ends the chat, Ctrl-C stops an answer. Without a terminal, each line of standard input is a turn.
@@ -25,13 +25,14 @@ def chat(*, model: ModelOptions, text: TextOptions) -> None:
             "a chat needs the chat template; use `bitmtp generate --no-chat-template` to continue a text"
         )
     engine = model.load()
+    policy = decoding.make(engine.config.block_size)
     interactive = sys.stdin.isatty() and sys.stdout.isatty() and not text.as_json
     messages, writer = text.messages(), make_writer(text.as_json)
     with engine.session() as session:
         for line in _turns(interactive):
             asked = [*messages, {"role": "user", "content": line}]
             try:
-                result = write_answer(session.generate(text.request(engine, asked)), writer)
+                result = write_answer(session.generate(text.request(asked, policy)), writer)
             except RequestError as error:
                 if not interactive:
                     raise

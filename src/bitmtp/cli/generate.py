@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bitmtp.cli.answer import was_interrupted, write_answer
-from bitmtp.cli.options import ModelOptions, TextOptions, with_options
+from bitmtp.cli.options import ModelOptions, PolicyOptions, TextOptions, with_options
 from bitmtp.cli.render import make_writer
 from bitmtp.errors import RequestError
 
@@ -22,6 +22,7 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - or none reads standard input.")] = None,
     *,
     model: ModelOptions,
+    decoding: PolicyOptions,
     text: TextOptions,
 ) -> None:
     """Write a text from PROMPT."""
@@ -29,7 +30,7 @@ def generate(
     engine = model.load()
     writer = make_writer(text.as_json)
     with engine.session() as session:
-        request = text.request(engine, _wrap(engine, text, given))
+        request = text.request(_wrap(engine, text, given), decoding.make(engine.config.block_size))
         result = write_answer(session.generate(request), writer)
     if was_interrupted(result):
         raise typer.Exit(130)

@@ -41,8 +41,8 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class TextOptions:
-    """How a text is written; the defaults are greedy and lossless."""
+class PolicyOptions:
+    """How texts are decoded; the default is lossless."""
 
     policy: Annotated[str | None, Option(help="speculative, autoregressive, confidence (lossy) or hybrid (lossy).")] = (
         None
@@ -53,6 +53,29 @@ class TextOptions:
     verify_bound: Annotated[
         float | None, Option(help="Verify proposals while their joint probability is at least this.")
     ] = None
+
+    def make(self, model_block_size: int) -> Policy:
+        """The policy for a model.
+
+        Raises:
+            RequestError: unknown, or an option has no meaning under it.
+        """
+        from bitmtp.decoding.policies import make_policy
+
+        return make_policy(
+            self.policy or ("speculative" if model_block_size > 1 else "autoregressive"),
+            model_block_size,
+            block_size=self.block_size,
+            tau=self.tau,
+            min_prefix=self.min_prefix,
+            verify_bound=self.verify_bound,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How a text is written; the default is greedy."""
+
     max_tokens: Annotated[int, Option(help="Most tokens to write.")] = 256
     temperature: Annotated[float, Option(help="0: always the likeliest token.")] = 0.0
     top_p: Annotated[float, Option(help="Sample from the likeliest tokens with this joint probability.")] = 1.0
@@ -74,7 +97,7 @@ class TextOptions:
         """The conversation before its first turn."""
         return [] if self.system is None else [{"role": "system", "content": self.system}]
 
-    def request(self, engine: Engine, prompt: str | list[Message]) -> Request:
+    def request(self, prompt: str | list[Message], policy: Policy) -> Request:
         """The request that these flags make of a prompt.
 
         Raises:
@@ -82,20 +105,7 @@ class TextOptions:
         """
         from bitmtp.engine import Request
 
-        stop = tuple(self.stop or ())
-        return Request(prompt, self.max_tokens, self._policy(engine), self._sampling(), self.seed, stop)
-
-    def _policy(self, engine: Engine) -> Policy:
-        from bitmtp.decoding.policies import make_policy
-
-        return make_policy(
-            self.policy or engine.default_policy().name,
-            engine.config.block_size,
-            block_size=self.block_size,
-            tau=self.tau,
-            min_prefix=self.min_prefix,
-            verify_bound=self.verify_bound,
-        )
+        return Request(prompt, self.max_tokens, policy, self._sampling(), self.seed, tuple(self.stop or ()))
 
     def _sampling(self) -> Sampling:
         from bitmtp.sampling import Sampling

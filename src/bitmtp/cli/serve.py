@@ -11,46 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from bitmtp.cli.options import ModelOptions, with_options
+from bitmtp.cli.options import ModelOptions, PolicyOptions, with_options
 from bitmtp.errors import BitMTPError, ConfigError
 
 if TYPE_CHECKING:
-    from bitmtp.decoding.policy import Policy
     from bitmtp.server.options import ServerOptions
 
 KEYS_VARIABLE = "BITMTP_API_KEYS"
-
-
-@dataclass(frozen=True, slots=True)
-class DecodingOptions:
-    """How requests decode that do not say."""
-
-    policy: Annotated[str | None, Option(help="speculative, autoregressive, confidence (lossy) or hybrid (lossy).")] = (
-        None
-    )
-    block_size: Annotated[int | None, Option(help="Proposals per draft, at most the model's block size.")] = None
-    tau: Annotated[float | None, Option(help="Probability from which a proposal is confident (lossy policies).")] = None
-    min_prefix: Annotated[int | None, Option(help="Shortest confident prefix that is not verified (hybrid).")] = None
-    verify_bound: Annotated[
-        float | None, Option(help="Verify proposals while their joint probability is at least this.")
-    ] = None
-
-    def make(self, model_block_size: int) -> Policy:
-        """The policy for a model.
-
-        Raises:
-            RequestError: unknown, or an option has no meaning under it.
-        """
-        from bitmtp.decoding.policies import make_policy
-
-        return make_policy(
-            self.policy or ("speculative" if model_block_size > 1 else "autoregressive"),
-            model_block_size,
-            block_size=self.block_size,
-            tau=self.tau,
-            min_prefix=self.min_prefix,
-            verify_bound=self.verify_bound,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +38,7 @@ class LimitOptions:
 @with_options
 def serve(
     model: ModelOptions,
-    decoding: DecodingOptions,
+    decoding: PolicyOptions,
     limits: LimitOptions,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=1, max=65535, help="Port to listen on.")] = 8000,
@@ -111,7 +78,7 @@ def _serve_replicas(model: ModelOptions, options: ServerOptions, replicas: int, 
 
 def _options(
     model: ModelOptions,
-    decoding: DecodingOptions,
+    decoding: PolicyOptions,
     limits: LimitOptions,
     name: str | None,
     api_key_file: str | None,
