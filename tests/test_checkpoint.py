@@ -286,7 +286,7 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path, tokenizer_folder: Path
 def test_a_failure_leaves_nothing(
     stage: str, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError("disk full")
 
     owner = {"save_file": checkpoint, "copyfile": checkpoint.shutil, "rename": checkpoint.os}[stage]

@@ -10,7 +10,7 @@ from conftest import tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitmtp.config import ModelConfig
+from bitmtp.config import ModelConfig, RopeScaling
 from bitmtp.errors import ConfigError
 
 
@@ -33,6 +33,36 @@ def test_round_trip(heads: tuple[int, int], layout: str, bits: int, block: int, 
         eos_token_ids=tuple(eos),
     )
     assert ModelConfig.from_json(config.to_json()) == config
+
+
+def test_scaled_positions_round_trip() -> None:
+    config = tiny_config(rope_scaling=RopeScaling("yarn", 4.0, 8192, attention_factor=1.14))
+    assert ModelConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "longrope"}, "rope_scaling is 'longrope'"),
+        ({"factor": 0.5}, "factor is 0.5"),
+        ({"factor": float("nan")}, "factor is nan"),
+        ({"original_max_position": 0}, "original_max_position is 0"),
+        ({"original_max_position": 64.0}, "original_max_position is 64.0; expected int"),
+        ({"low": 32.0}, "low is 32.0; it must be below high 32.0"),
+        ({"attention_factor": -1.0}, "attention_factor is -1.0"),
+    ],
+)
+def test_scaled_positions_are_checked(changes: dict[str, Any], message: str) -> None:
+    data = json.loads(tiny_config(rope_scaling=RopeScaling("yarn", 4.0, 8192)).to_json())
+    data["rope_scaling"] |= changes
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_json(json.dumps(data))
+
+
+def test_an_unknown_part_of_scaled_positions_is_named() -> None:
+    data = json.loads(tiny_config().to_json()) | {"rope_scaling": {"kind": "linear", "colour": "red"}}
+    with pytest.raises(ConfigError, match="colour"):
+        ModelConfig.from_json(json.dumps(data))
 
 
 def test_the_file_names_its_format() -> None:
@@ -76,6 +106,9 @@ def test_sizes() -> None:
         ({"ternary_scale": "group", "group_size": 24}, "group_size 24"),
         ({"eos_token_ids": (320,)}, "special token 320"),
         ({"bos_token_id": -1}, "special token -1"),
+        ({"activation_scale": "column"}, "activation_scale is 'column'"),
+        ({"activation_scale": "group", "group_size": 24}, "group_size 24"),
+        ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'; expected RopeScaling"),
     ],
 )
 def test_refusals(changes: dict[str, Any], message: str) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from bitmtp.errors import CheckpointError, ConfigError
 Tensor = NDArray[Any]
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+CHECKSUMS = "crc32"  # key of the shard's metadata: JSON, name of each tensor → CRC-32 of its bytes
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 SHARD_BYTES = 40 << 20
 
@@ -162,14 +164,24 @@ def _weight_files(folder: Path) -> list[Path]:
 def _read_shard(file: Path, specs: Mapping[str, TensorSpec], config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(file, framework="numpy") as shard:
+            sums = _checksums(file, shard.metadata() or {})
             for name in shard.keys():  # noqa: SIM118 (not a dict)
                 if name not in specs:
                     raise CheckpointError(f"{file}: unexpected tensor {name}; config.json does not call for it")
                 tensor = _get_tensor(file, shard, name, specs[name])
                 _check_tensor(file, name, tensor, specs[name], config)
+                if sums and sums.get(name) != zlib.crc32(tensor.data):
+                    raise CheckpointError(f"{file}: tensor {name} is not as it was written; copy the file again")
                 yield name, tensor
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: damaged or cut off ({error}); copy the file again") from None
+
+
+def _checksums(file: Path, metadata: Mapping[str, str]) -> dict[str, int]:
+    try:
+        return dict(json.loads(metadata.get(CHECKSUMS, "{}")))
+    except (ValueError, TypeError):
+        raise CheckpointError(f"{file}: its checksums cannot be read; copy the file again") from None
 
 
 def _get_tensor(file: Path, shard: Any, name: str, spec: TensorSpec) -> Tensor:
@@ -190,6 +202,8 @@ def _check_tensor(file: Path, name: str, tensor: Tensor, spec: TensorSpec, confi
         raise CheckpointError(f"{file}: tensor {name} is {found}; expected {spec.dtype} {list(spec.shape)}")
     if spec.dtype.startswith("float") and not np.isfinite(tensor).all():
         raise CheckpointError(f"{file}: tensor {name} holds values that are not finite numbers")
+    if name.endswith(".scale") and (tensor < 0).any():
+        raise CheckpointError(f"{file}: tensor {name} holds a negative scale")
     per_byte = _inputs_per_byte(name, config)
     if spec.dtype == "uint8" and per_byte == 4 and (tensor & (tensor >> 1) & 0x55).any():
         raise CheckpointError(f"{file}: tensor {name} holds the code 3; expected only 0, 1 and 2")
@@ -241,13 +255,18 @@ def _write_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
         shards[-1][name] = np.ascontiguousarray(tensor)
         size += tensor.nbytes
     if len(shards) == 1:
-        save_file(shards[0], folder / WEIGHTS)
+        _save_shard(shards[0], folder / WEIGHTS)
         return
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, folder / file)
+        _save_shard(shard, folder / file)
         weight_map |= dict.fromkeys(shard, file)
     total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+def _save_shard(shard: dict[str, Tensor], file: Path) -> None:
+    sums = {name: zlib.crc32(tensor.data) for name, tensor in shard.items()}
+    save_file(shard, file, metadata={CHECKSUMS: json.dumps(sums)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -13,12 +14,14 @@ FORMAT_VERSION = 1
 
 Activation = Literal["silu", "relu2"]
 ScaleLayout = Literal["tensor", "row", "group"]
+ActivationScale = Literal["row", "group"]
 KVType = Literal["float16", "float32"]
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "architecture": ("llama",),
     "activation": ("silu", "relu2"),
     "ternary_scale": ("tensor", "row", "group"),
+    "activation_scale": ("row", "group"),
     "activation_bits": (8,),
     "embedding_bits": (2, 4, 8, 16),
     "head_activation_bits": (8, 16),
@@ -34,9 +37,49 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "tuple[int, ...]": (int,),
     "Activation": (str,),
     "ScaleLayout": (str,),
+    "ActivationScale": (str,),
     "KVType": (str,),
 }
+ROPE_SCALINGS = ("linear", "yarn", "llama3")
 _POSITIVE = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How a model's rotary frequencies were stretched to a longer context (``docs/numerics.md``).
+
+    Attributes:
+        kind: ``linear`` (arXiv:2306.15595), ``yarn`` (arXiv:2309.00071) or ``llama3`` (Llama 3.1's).
+        factor: what the slow frequencies are divided by.
+        original_max_position: the context before stretching; a frequency makes so many turns in it.
+        low, high: below ``low`` turns a frequency is divided, above ``high`` it stays, between them it is blended.
+        attention_factor: multiplies cosines and sines.
+
+    Raises:
+        ConfigError: a value is unknown or out of range.
+    """
+
+    kind: str
+    factor: float
+    original_max_position: int
+    low: float = 1.0
+    high: float = 32.0
+    attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ROPE_SCALINGS:
+            raise ConfigError(f"rope_scaling is {self.kind!r}; supported: {', '.join(map(repr, ROPE_SCALINGS))}")
+        for item in fields(self)[1:]:
+            value = getattr(self, item.name)
+            if type(value) not in _TYPES[str(item.type)] or not 0 < value < float("inf"):
+                raise ConfigError(f"rope_scaling {item.name} is {value!r}; expected {item.type} above 0")
+        if self.factor < 1:
+            raise ConfigError(f"rope_scaling factor is {self.factor!r}; it must be at least 1")
+        if self.low >= self.high:
+            raise ConfigError(f"rope_scaling low is {self.low!r}; it must be below high {self.high!r}")
+
+
+_TYPES["RopeScaling | None"] = (RopeScaling, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +101,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     architecture: str = "llama"
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-5
     activation: Activation = "silu"
     sub_norm: bool = False
@@ -69,6 +113,7 @@ class ModelConfig:
     ternary_scale: ScaleLayout = "row"
     group_size: int = 128
     activation_bits: int = 8
+    activation_scale: ActivationScale = "row"
     embedding_bits: int = 8
     head_activation_bits: int = 8
     kv_type: KVType = "float16"
@@ -100,7 +145,7 @@ class ModelConfig:
             value = getattr(self, name)
             if value % 4:
                 raise ConfigError(f"{name} is {value}; packed weights need a multiple of 4")
-            if self.ternary_scale == "group" and value % self.group_size:
+            if "group" in (self.ternary_scale, self.activation_scale) and value % self.group_size:
                 raise ConfigError(f"{name} is {value}, not a multiple of group_size {self.group_size}")
         for token in (*self.eos_token_ids, self.bos_token_id, self.pad_token_id):
             if token is not None and not 0 <= token < self.vocab_size:
@@ -146,9 +191,11 @@ class ModelConfig:
         if isinstance(data.get("eos_token_ids"), list):
             data["eos_token_ids"] = tuple(data["eos_token_ids"])
         try:
+            if isinstance(data.get("rope_scaling"), dict):
+                data["rope_scaling"] = RopeScaling(**data["rope_scaling"])
             return cls(**data)
         except TypeError as error:
-            raise ConfigError(str(error).replace("ModelConfig.__init__() ", "")) from None
+            raise ConfigError(re.sub(r"^\w+\.__init__\(\) ", "", str(error))) from None
 
     def to_json(self) -> str:
         """The text of ``config.json``."""

@@ -11,6 +11,7 @@ from conftest import random_checkpoint, random_tokens, tiny_config
 from bitmtp.backends.base import Head, Row, Window, causal_rows, mask
 from bitmtp.backends.reference import ReferenceBackend
 from bitmtp.checkpoint import Checkpoint
+from bitmtp.config import RopeScaling
 from bitmtp.numerics import exp, fma, lane_sum
 from bitmtp.sampling import GREEDY
 from bitmtp.ternary import unpack
@@ -21,6 +22,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"activation": "relu2", "attention_bias": True, "ternary_scale": "group", "embedding_bits": 4},
     {"embedding_bits": 16, "head_activation_bits": 16, "kv_type": "float32", "num_kv_heads": 4},
     {"ternary_scale": "group", "embedding_bits": 2, "rope_theta": 500.0, "hidden_size": 48},
+    {"activation_scale": "group", "ternary_scale": "group", "embedding_bits": 2, "tie_embeddings": True},
+    {"activation_scale": "group", "ternary_scale": "row"},
+    {"rope_scaling": RopeScaling("linear", 3.0, 64, attention_factor=1.3)},
 ]
 
 
@@ -46,14 +50,18 @@ class Plain:
 
     def product(self, x: np.ndarray, name: str, bits: int = 2, activation_bits: int = 8) -> np.ndarray:
         if activation_bits == 8:
-            step = np.maximum(np.abs(x).max(-1, keepdims=True), 1e-5) / 127
-            x = np.rint(x / step) * step
+            group = self.config.group_size if self.config.activation_scale == "group" else x.shape[-1]
+            cells = x.reshape(-1, group)
+            step = np.maximum(np.abs(cells).max(-1, keepdims=True), 1e-5) / 127
+            x = (np.rint(cells / step) * step).reshape(x.shape)
         return x @ self.matrix(name, bits).T + self.tensors.get(f"{name}.bias", 0)
 
     def rope(self, x: np.ndarray) -> np.ndarray:
         half = x.shape[-1] // 2
         angle = np.arange(len(x))[:, None, None] * self.config.rope_theta ** (-np.arange(half) / half)
-        turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angle)
+        longer = self.config.rope_scaling
+        angle, size = (angle / longer.factor, longer.attention_factor) if longer else (angle, 1.0)
+        turned = (x[..., :half] + 1j * x[..., half:]) * size * np.exp(1j * angle)
         return np.concatenate([turned.real, turned.imag], -1)
 
     def attention(self, x: np.ndarray, prefix: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Hugging Face folders and GGUF files, written here and read back."""
+"""Full-precision starts for training: folders and GGUF files read as floats, against transformers' logits."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-from bitmtp.config import ModelConfig
+from bitmtp.config import RopeScaling
 from bitmtp.convert import read_source
-from bitmtp.convert.huggingface import _GLOBAL_NAMES, _LAYER_NAMES, model_config, read_safetensors
-from bitmtp.convert.source import float_shapes
+from bitmtp.convert.huggingface import model_config, rope_scaling
+from bitmtp.convert.safetensors_file import open_file
 from bitmtp.errors import CheckpointError, ConfigError
+
+from .files import Array, f16, f32, gguf_fields, gguf_name, hf_name, random_floats, write_gguf, write_hf
+from .reading import IDS, distance
+from .test_bitnet import BITNET, LLAMA, packed, quantised, ternary_tensors
 
 SHAPE: dict[str, Any] = {
     "model_type": "llama",
-    "vocab_size": 96,
+    "vocab_size": 320,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
@@ -30,48 +33,27 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": True,
     "eos_token_id": 2,
 }
-THEIRS = {ours: theirs for theirs, ours in _LAYER_NAMES.items()}
+LLAMA_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+# As published: Llama, SmolLM2 (Llama, tied), Qwen2 (biases), Qwen3 (norms of q and k; heads wider than hidden / heads).
+MODELS: list[dict[str, Any]] = [
+    {"tie_word_embeddings": False},
+    {},
+    {"model_type": "qwen2", "rope_theta": 1e6},
+    {"model_type": "qwen3", "head_dim": 32, "rope_theta": 1e6},
+    {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 4.0, **LLAMA_TURNS}},
+    {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+]
 
 
-def random_tensors(config: ModelConfig) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in float_shapes(config).items()}
-
-
-def their_name(name: str) -> str:
-    globals_ = {ours: theirs for theirs, ours in _GLOBAL_NAMES.items()}
-    if name in globals_:
-        return globals_[name]
-    _, index, rest = name.split(".", 2)
-    module, kind = rest.rsplit(".", 1)
-    return f"model.layers.{index}.{THEIRS[module]}.{kind}"
-
-
-def write_folder(folder: Path, shape: dict[str, Any], shards: int = 1) -> dict[str, np.ndarray]:
-    tensors = random_tensors(model_config(shape))
-    (folder / "config.json").write_text(json.dumps(shape))
-    theirs = {their_name(name): tensor for name, tensor in tensors.items()}
-    if shards == 1:
-        save_file(theirs, folder / "model.safetensors")
-        return tensors
-    weight_map = {name: f"model-{index % shards}.safetensors" for index, name in enumerate(theirs)}
-    for file in set(weight_map.values()):
-        save_file({name: theirs[name] for name in theirs if weight_map[name] == file}, folder / file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+def write_folder(folder: Path, data: dict[str, Any], shards: int = 1) -> dict[str, Array]:
+    tensors = random_floats(model_config(data))
+    write_hf(folder, data, {hf_name(name): tensor for name, tensor in tensors.items()}, shards)
     return tensors
 
 
-@pytest.mark.parametrize(
-    ("changes", "shards"),
-    [
-        ({}, 1),
-        ({}, 3),
-        ({"tie_word_embeddings": False}, 1),
-        ({"model_type": "qwen2"}, 2),
-        ({"model_type": "qwen3", "head_dim": 32}, 1),
-    ],
-)
-def test_huggingface_folders(tmp_path: Path, changes: dict[str, Any], shards: int) -> None:
+@pytest.mark.parametrize("changes", MODELS)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_folders_are_read_whole(tmp_path: Path, changes: dict[str, Any], shards: int) -> None:
     tensors = write_folder(tmp_path, SHAPE | changes, shards)
     source = read_source(tmp_path)
     assert set(source.tensors) == set(tensors)
@@ -79,6 +61,25 @@ def test_huggingface_folders(tmp_path: Path, changes: dict[str, Any], shards: in
     assert source.config.attention_bias == (changes.get("model_type") == "qwen2")
     assert source.config.qk_norm == (changes.get("model_type") == "qwen3")
     assert source.config.eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize("changes", MODELS)
+def test_a_start_computes_what_transformers_computes(tmp_path: Path, changes: dict[str, Any]) -> None:
+    from bitmtp.training.model import Model, load
+
+    from . import others
+
+    torch, data = others.torch, SHAPE | changes
+    tensors = write_folder(tmp_path, data)
+    source = read_source(tmp_path)
+    ours = Model(source.config, torch.float32)
+    load(ours, source.tensors)
+    tokens = torch.tensor([IDS])
+    head = ours.embedding.weight if source.config.tie_embeddings else ours.head.weight
+    with torch.no_grad():
+        logits = (ours(tokens, ours.embedding.weight, None, None) @ head.T)[0].numpy()
+    theirs = others.load(others.model(data), {hf_name(name): tensor for name, tensor in tensors.items()})
+    assert distance(logits, others.logits(theirs, IDS)) < 1e-3
 
 
 def test_generation_config_names_the_end_of_turn(tmp_path: Path) -> None:
@@ -94,26 +95,52 @@ def test_half_precision_tensors(tmp_path: Path) -> None:
     text = json.dumps(header).encode()
     file = tmp_path / "x.safetensors"
     file.write_bytes(len(text).to_bytes(8, "little") + text + bfloat.tobytes())
-    ((name, tensor),) = read_safetensors(file)
-    assert name == "w"
-    assert tensor[0, :3].tolist() == [1.0, -2.5, 0.15625]
+    tensor = open_file(file)["w"]
+    assert tensor.read()[0, :3].tolist() == [1.0, -2.5, 0.15625]
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="cut off inside w"):
-        list(read_safetensors(file))
+        open_file(file)
+
+
+def test_rows_of_a_tensor(tmp_path: Path) -> None:
+    tensors = write_folder(tmp_path, SHAPE)
+    stored = open_file(tmp_path / "model.safetensors")["model.layers.1.mlp.up_proj.weight"]
+    assert np.array_equal(stored.read(10, 20), tensors["layers.1.mlp.up.weight"][10:20])
+    assert np.array_equal(stored.read(90), tensors["layers.1.mlp.up.weight"][90:])
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model_type": "mamba"}, "model_type is 'mamba'"),
-        ({"rope_scaling": {"factor": 2}}, "rope_scaling"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_scaling is 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2, "truncate": False}}, "truncate"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
     ],
 )
 def test_unsupported_models_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         model_config(SHAPE | changes)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({}, None),
+        ({"rope_type": "default", "rope_theta": 1e6}, None),
+        ({"type": "linear", "factor": 2}, RopeScaling("linear", 2.0, 4096)),
+        ({"type": "yarn", "factor": 1, "attention_factor": 0.7}, RopeScaling("yarn", 1.0, 4096, attention_factor=0.7)),
+        (
+            {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+            | {"original_max_position_embeddings": 8192},
+            RopeScaling("llama3", 8.0, 8192, 1.0, 4.0),
+        ),
+    ],
+)
+def test_scaled_positions_are_read(data: dict[str, Any], expected: RopeScaling | None) -> None:
+    assert rope_scaling(data, 4096) == expected
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
@@ -125,66 +152,60 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
         read_source(tmp_path / "nowhere")
 
 
-def permute(weight: np.ndarray, heads: int) -> np.ndarray:
+def test_training_does_not_start_from_what_it_cannot_train(tmp_path: Path) -> None:
+    data = BITNET | quantised("autobitlinear")
+    write_hf(tmp_path, data, packed(ternary_tensors(data, sub_norm=True, inverse=False)))
+    with pytest.raises(ConfigError, match=r"a model with sub-norms .*autobitlinear.* cannot be a start"):
+        read_source(tmp_path)
+
+
+def test_a_ternary_model_is_a_start_by_its_values(tmp_path: Path) -> None:
+    data = LLAMA | quantised("bitlinear")
+    tensors = ternary_tensors(data, sub_norm=False, inverse=True)
+    source = read_source(write_hf(tmp_path, data, packed(tensors)))
+    name = "model.layers.1.mlp.up_proj.weight"
+    expected = tensors[name] / tensors[f"{name}_scale"]
+    assert np.array_equal(source.tensors["layers.1.mlp.up.weight"], expected)
+
+
+def permuted(weight: Array, heads: int) -> Array:
     """llama.cpp's order, row by row: pair i of a head is (i, i + half), stored next to each other."""
     size = len(weight) // heads
     order = [head * size + i + side * size // 2 for head in range(heads) for i in range(size // 2) for side in (0, 1)]
     return weight[order]
 
 
-def write_gguf(file: Path, tensors: dict[str, np.ndarray], config: ModelConfig, architecture: str = "llama") -> None:
-    gguf = pytest.importorskip("gguf", reason="the gguf package is not installed (pip install bitmtp[convert])")
-    from bitmtp.convert.gguf_file import _GLOBAL_NAMES as GLOBALS
-    from bitmtp.convert.gguf_file import _LAYER_NAMES as LAYERS
-
-    writer = gguf.GGUFWriter(file, architecture)
-    writer.add_block_count(config.num_layers)
-    writer.add_context_length(config.max_position)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_rope_freq_base(12345.0)
-    writer.add_eos_token_id(2)
-    short = {ours: theirs for theirs, ours in (LAYERS | GLOBALS).items()}
-    for name, tensor in tensors.items():
-        parts = name.split(".")
-        if parts[0] != "layers":
-            writer.add_tensor(f"{short[parts[0]]}.weight", tensor)
-            continue
-        heads = {"q": config.num_heads, "k": config.num_kv_heads}.get(parts[-2])
-        stored = permute(tensor, heads) if heads else tensor
-        theirs = f"blk.{parts[1]}.{short['.'.join(parts[2:-1])]}.weight"
-        if stored.ndim == 2 and parts[-2] == "down":
-            kind = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(theirs, gguf.quantize(stored, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(theirs, stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_gguf_is_dequantised_and_unpermuted(tmp_path: Path, tied: bool) -> None:
+    gguf: Any = pytest.importorskip("gguf", reason="the gguf package is not installed (pip install gguf)")
     config = model_config(SHAPE | {"tie_word_embeddings": tied})
-    tensors = random_tensors(config)
-    write_gguf(tmp_path / "m.gguf", tensors, config)
+    tensors, stored = random_floats(config), {}
+    for name, tensor in tensors.items():
+        heads = {"q": config.num_heads, "k": config.num_kv_heads}.get(name.split(".")[-2])
+        theirs = permuted(tensor, heads) if heads else tensor
+        stored[gguf_name(name)] = f16(theirs) if ".up." in name else f32(theirs)
+        if ".down." in name:
+            raw = gguf.quantize(theirs, gguf.GGMLQuantizationType.Q8_0).tobytes()
+            stored[gguf_name(name)] = int(gguf.GGMLQuantizationType.Q8_0), theirs.shape, raw
+    write_gguf(tmp_path / "m.gguf", gguf_fields("llama", replace(config, rope_theta=12345.0)), stored)
     source = read_source(tmp_path / "m.gguf")
     assert source.config == replace(config, rope_theta=12345.0)
     assert set(source.tensors) == set(tensors)
     for name, tensor in tensors.items():
-        tolerance = np.abs(tensor).max() / 127 if ".down." in name else 0.0
+        tolerance = np.abs(tensor).max() / 127 if ".down." in name else 1e-3 if ".up." in name else 0.0
         assert np.abs(source.tensors[name] - tensor).max() <= tolerance, name
 
 
 def test_other_gguf_files_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="the gguf package is not installed (pip install gguf)")
     config = model_config(SHAPE)
-    write_gguf(tmp_path / "m.gguf", random_tensors(config), config, architecture="falcon")
+    tensors = {gguf_name(name): f32(tensor) for name, tensor in random_floats(config).items()}
+    write_gguf(tmp_path / "m.gguf", gguf_fields("falcon", config), tensors)
     with pytest.raises(ConfigError, match="architecture is 'falcon'"):
         read_source(tmp_path / "m.gguf")
+    write_gguf(tmp_path / "odd.gguf", gguf_fields("llama", config), tensors | {"rope_freqs.weight": f32(np.ones(8))})
+    with pytest.raises(ConfigError, match="rope_freqs"):
+        read_source(tmp_path / "odd.gguf")
     (tmp_path / "bad.gguf").write_bytes(b"GGUX" + bytes(64))
     with pytest.raises(CheckpointError, match="not a GGUF file"):
         read_source(tmp_path / "bad.gguf")

@@ -22,23 +22,42 @@ _F = np.float32
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """Integer weights ``[out, in]`` (kept in float64, where their products are exact) and their scales."""
+    """Integer weights ``[out, in]`` (kept in float64, where their products are exact) and their scales.
+
+    ``activation_group`` inputs share a step of the quantised row; 0: all of them do.
+    """
 
     weights: NDArray[np.float64]
     scale: Float32
     bias: Float32 | None = None
+    activation_group: int = 0
 
     def product(self, rows: Float32) -> Float32:
-        levels, step = quantise_rows(rows)
-        q = levels.astype(np.float64)
-        if self.scale.ndim == 1:
-            y = (q @ self.weights.T).astype(np.float32) * self.scale * step
+        if self.activation_group:
+            y = self._product_of_groups(rows)
+        elif self.scale.ndim == 1:
+            levels, step = quantise_rows(rows)
+            y = (levels.astype(np.float64) @ self.weights.T).astype(np.float32) * self.scale * step
         else:
-            groups = self.scale.shape[1]
-            cells = self.weights.reshape(len(self.weights), groups, -1)
-            sums = np.einsum("ngi,ogi->gno", q.reshape(len(q), groups, -1), cells).astype(np.float32)
-            y = fold(sums * self.scale.T[:, None, :]) * step
+            levels, step = quantise_rows(rows)
+            y = fold(self._group_sums(levels, self.scale.shape[1]) * self.scale.T[:, None, :]) * step
         return y if self.bias is None else y + self.bias
+
+    def _product_of_groups(self, rows: Float32) -> Float32:
+        groups = rows.shape[1] // self.activation_group
+        levels, step = quantise_rows(rows.reshape(-1, self.activation_group))
+        sums = self._group_sums(levels, groups)
+        steps = step.reshape(len(rows), groups).T[:, :, None]
+        if self.scale.ndim == 1:
+            return fold(sums * steps) * self.scale
+        return fold(sums * self.scale.T[:, None, :] * steps)
+
+    def _group_sums(self, levels: NDArray[np.int8], groups: int) -> Float32:
+        """``[groups, rows, out]``: exact sums of levels times weights over the inputs of each group."""
+        cells = self.weights.reshape(len(self.weights), groups, -1)
+        q = levels.astype(np.float64).reshape(-1, groups, cells.shape[2])
+        sums: Float32 = np.einsum("ngi,ogi->gno", q, cells).astype(np.float32)
+        return sums
 
 
 @dataclass(slots=True)
@@ -59,6 +78,7 @@ class ReferenceBackend:
     def __init__(self, checkpoint: Checkpoint, context: int | None = None) -> None:
         self.config = checkpoint.config
         self._checkpoint = checkpoint
+        self._activation_group = self.config.group_size if self.config.activation_scale == "group" else 0
         self._layers = [self._layer(index) for index in range(self.config.num_layers)]
         self._cos, self._sin = rope_table(self.config, context or self.config.max_position)
         self._head_name = "embedding" if self.config.tie_embeddings else "head"
@@ -71,11 +91,13 @@ class ReferenceBackend:
 
     def _layer(self, index: int) -> dict[str, _Matrix]:
         prefix, tensors = f"layers.{index}.", self._checkpoint.tensors
+        group = self._activation_group
         return {
             name: _Matrix(
                 unpack(tensors[f"{prefix}{name}.weight"], 2).astype(np.float64),
                 tensors[f"{prefix}{name}.scale"],
                 tensors.get(f"{prefix}{name}.bias"),
+                group,
             )
             for name in linear_shapes(self.config)
         }
@@ -85,7 +107,8 @@ class ReferenceBackend:
             return None
         weight = self._tensor(f"{self._head_name}.weight").view(np.uint8)
         integers = unpack(weight, self.config.embedding_bits).astype(np.float64)
-        return _Matrix(integers, self._tensor(f"{self._head_name}.scale"))
+        scale = self._tensor(f"{self._head_name}.scale")
+        return _Matrix(integers, scale, activation_group=self._activation_group)
 
     def describe(self) -> dict[str, str]:
         """What runs."""

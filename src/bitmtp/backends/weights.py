@@ -8,14 +8,15 @@ from numpy.typing import NDArray
 from bitmtp.checkpoint import Checkpoint
 from bitmtp.config import ModelConfig
 from bitmtp.numerics import Float32
+from bitmtp.rope import rope_frequencies
 from bitmtp.ternary import unpack
 
 
 def rope_table(config: ModelConfig, positions: int) -> tuple[Float32, Float32]:
     """Cosine and sine ``[positions, head_dim / 2]``, computed in float64 and rounded once."""
-    frequency = config.rope_theta ** (-np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
+    frequency, factor = rope_frequencies(config)
     angle = np.arange(positions, dtype=np.float64)[:, None] * frequency
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    return (factor * np.cos(angle)).astype(np.float32), (factor * np.sin(angle)).astype(np.float32)
 
 
 def dequantise_rows(checkpoint: Checkpoint, name: str, ids: NDArray[np.int32]) -> Float32:

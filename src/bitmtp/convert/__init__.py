@@ -1,4 +1,4 @@
-"""Full-precision starts: Hugging Face folders and GGUF files, read under this project's tensor names."""
+"""Models from elsewhere (Hugging Face folders, GGUF files): ternary ones become checkpoints, others start training."""
 
 from bitmtp.convert.source import SourceModel, read_source
 

@@ -1,58 +1,144 @@
-"""GGUF files of the ``llama`` architecture, dequantised to float32."""
+"""GGUF files of Llama, Qwen and BitNet models: names, config, and which tensors are ternary."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, dequantize
 
-from bitmtp.config import ModelConfig
-from bitmtp.convert.source import Float32, SourceModel, checked
+from bitmtp.checkpoint import linear_shapes
+from bitmtp.config import ModelConfig, RopeScaling
+from bitmtp.convert.gguf_blocks import I2_S, BlockType
+from bitmtp.convert.gguf_tensors import (
+    Entry,
+    GgufRows,
+    Order,
+    Reader,
+    block_types,
+    is_ternary,
+    open_gguf_tensors,
+    read_blocks,
+    read_i2_s,
+)
+from bitmtp.convert.gguf_tokenizer import write_tokenizer
+from bitmtp.convert.groups import find_ternary
+from bitmtp.convert.huggingface import yarn_attention
+from bitmtp.convert.rows import Opened, StoredTernary, Ternary
 from bitmtp.errors import CheckpointError, ConfigError
+from bitmtp.ternary import Float32
 
 _LAYER_NAMES = {
     "attn_q": "attention.q",
     "attn_k": "attention.k",
     "attn_v": "attention.v",
     "attn_output": "attention.o",
+    "attn_q_norm": "attention.q_norm",
+    "attn_k_norm": "attention.k_norm",
+    "attn_sub_norm": "attention.sub_norm",
     "ffn_gate": "mlp.gate",
     "ffn_up": "mlp.up",
     "ffn_down": "mlp.down",
+    "ffn_sub_norm": "mlp.sub_norm",
     "attn_norm": "attention_norm",
     "ffn_norm": "mlp_norm",
 }
 _GLOBAL_NAMES = {"token_embd": "embedding", "output_norm": "norm", "output": "head"}
+# llama.cpp's "bitnet" is 1bitLLM's model (SiLU); bitnet.cpp's other two are Microsoft's (squared ReLU).
+ACTIVATIONS = {
+    "llama": "silu",
+    "qwen2": "silu",
+    "qwen3": "silu",
+    "bitnet": "silu",
+    "bitnet-25": "relu2",
+    "bitnet-b1.58": "relu2",
+}
 
 
-def read_gguf(file: Path) -> SourceModel:
-    """Read a GGUF file; the tokenizer in it is not read.
+def open_gguf(file: Path) -> Opened:
+    """Recognise a GGUF file: ternary blocks, or floats and ordinary quantised types.
 
     Raises:
-        CheckpointError: no such file, damaged, or a tensor is wrong.
-        ConfigError: another architecture than ``llama``, or scaled rotary positions.
+        CheckpointError: no such file, damaged, or cut off.
+        ConfigError: an architecture or option this project does not have.
     """
-    if not file.exists():
-        raise CheckpointError(f"{file}: no such file")
-    try:
-        reader = GGUFReader(file)
-    except ValueError as error:
-        raise CheckpointError(f"{file}: not a GGUF file ({error})") from None
+    reader = open_gguf_tensors(file)
+    if any(name.startswith("prism.hadamard") for name in reader.fields):
+        raise ConfigError(
+            f"{file}: Bonsai of the second generation (weights rotated by Hadamard matrices), not supported"
+        )
     # the token lists are long and of no use here
     wanted = {name: field for name, field in reader.fields.items() if not name.startswith("tokenizer.ggml.t")}
-    fields = {name: field.contents() for name, field in wanted.items()}
-    names = {our_name(tensor.name): tensor for tensor in reader.tensors}
-    if "rope_freqs.weight" in names:
-        raise ConfigError(f"{file}: scaled rotary positions are not supported")
-    vocab = int(names["embedding.weight"].shape[1]) if "embedding.weight" in names else 0
-    config = _model_config(fields, vocab, tied="head.weight" not in names)
-    tensors: dict[str, Float32] = {}
-    for name, tensor in names.items():
-        values = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
-        heads = {"q": config.num_heads, "k": config.num_kv_heads}.get(name.split(".")[-2:][0])
-        tensors[name] = unpermute(values, heads) if heads else values
-    return checked(file, config, tensors)
+    fields = {name: field.contents() for name, field in wanted.items() if name != "tokenizer.ggml.merges"}
+    entries = {our_name(name): entry for name, entry in reader.entries.items()}
+    if "rope_freqs.weight" in entries:
+        raise ConfigError(f"{file}: frequencies stretched by a table (rope_freqs) are not supported")
+    try:
+        config = _model_config(fields, entries)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    orders = _orders(config) if fields["general.architecture"] == "llama" else {}
+    kind, config, ternary = _ternary_matrices(file, reader, config, entries, orders)
+    taken = {f"{module}.weight" for module in ternary}
+    floats = {name: entry for name, entry in entries.items() if name not in taken}
+    rows = {name: GgufRows(file, reader.data, entry, _order(orders, name)) for name, entry in floats.items()}
+    if not ternary and (found := find_ternary(config, rows)) is not None:
+        kind, config, ternary = found
+        rows = {name: each for name, each in rows.items() if name.removesuffix(".weight") not in ternary}
+    kind = f"{fields['general.architecture']}, {kind}; GGUF file"
+    return Opened(file, kind, config, rows, ternary, partial(write_tokenizer, file, reader))
+
+
+def _ternary_matrices(
+    file: Path, reader: Reader, config: ModelConfig, entries: Mapping[str, Entry], orders: Mapping[str, Order]
+) -> tuple[str, ModelConfig, dict[str, StoredTernary]]:
+    layouts = block_types(file, reader)
+    tables = [table for table in ("embedding", "head") if f"{table}.weight" in entries]
+    modules = [f"layers.{i}.{name}" for i in range(config.num_layers) for name in linear_shapes(config)]
+    found = [module for module in modules if (entry := entries.get(f"{module}.weight")) and is_ternary(entry)]
+    if not found:
+        return "full precision or an ordinary quantisation", config, {}
+    if len(found) < len(modules):
+        odd = next(module for module in modules if module not in found)
+        raise CheckpointError(f"{file}: {odd}.weight is missing or not ternary, as the others are")
+    if all(is_ternary(entries[f"{table}.weight"]) for table in tables):
+        found += tables
+        config = replace(config, embedding_bits=2, head_activation_bits=8)
+    used = {entries[f"{module}.weight"].type_id for module in found}
+    names = sorted(layouts[each].name if each in layouts else "I2_S (order of x86)" for each in used)
+    group = min((layouts[each].group for each in used if each in layouts), default=0)
+    config = (
+        replace(config, ternary_scale="group", group_size=group) if group else replace(config, ternary_scale="tensor")
+    )
+    matrices = {
+        module: _stored(file, reader, entries[f"{module}.weight"], layouts, _order(orders, f"{module}.weight"), group)
+        for module in found
+    }
+    return f"ternary blocks of type {' and '.join(names)}", config, matrices
+
+
+def _stored(
+    file: Path, reader: Reader, entry: Entry, layouts: Mapping[int, BlockType], order: Order | None, group: int
+) -> StoredTernary:
+    if len(entry.shape) != 2:
+        raise CheckpointError(f"{file}: {entry.name} has shape {list(entry.shape)}; expected a matrix")
+    out, inputs = entry.shape
+    if entry.type_id == I2_S:
+        read = partial(_read_i2_s, file, reader, entry, order, group)
+    else:
+        read = partial(read_blocks, file, reader.data, entry, layouts[entry.type_id], order, group)
+    return StoredTernary((out, inputs), read)
+
+
+def _read_i2_s(file: Path, reader: Reader, entry: Entry, order: Order | None, group: int) -> Ternary:
+    matrix = read_i2_s(file, reader.data, entry, order)
+    if not group:
+        return matrix
+    out, inputs = entry.shape
+    return Ternary(matrix.packed, np.full((out, inputs // group), matrix.scale[0], np.float32))
 
 
 def our_name(name: str) -> str:
@@ -67,35 +153,70 @@ def our_name(name: str) -> str:
 
 def unpermute(weight: Float32, heads: int) -> Float32:
     """Undo llama.cpp's row order of q and k: it rotates neighbouring pairs, this project rotates halves."""
-    rows = weight.shape[0]
-    pairs = weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(weight.shape))
+    return weight[_unpermuted(len(weight), heads)]
 
 
-def _model_config(fields: dict[str, Any], vocab: int, *, tied: bool) -> ModelConfig:
-    if (architecture := fields.get("general.architecture")) != "llama":
-        raise ConfigError(f"GGUF architecture is {architecture!r}; supported: 'llama'")
-    if fields.get("llama.rope.scaling.type", "none") != "none":
-        raise ConfigError("scaled rotary positions are not supported")
-    get = {name.removeprefix("llama."): value for name, value in fields.items()}.get
+def _unpermuted(rows: int, heads: int) -> Order:
+    pairs = np.arange(rows).reshape(heads, rows // heads // 2, 2)
+    return pairs.swapaxes(1, 2).reshape(rows)
+
+
+def _orders(config: ModelConfig) -> dict[str, Order]:
+    """Row order of q and k in files of the ``llama`` architecture; the others rotate halves already."""
+    return {
+        "q": _unpermuted(config.attention_size, config.num_heads),
+        "k": _unpermuted(config.kv_size, config.num_kv_heads),
+    }
+
+
+def _order(orders: Mapping[str, Order], name: str) -> Order | None:
+    return orders.get(name.split(".")[-2])
+
+
+def _model_config(fields: Mapping[str, Any], entries: Mapping[str, Entry]) -> ModelConfig:
+    architecture = fields.get("general.architecture")
+    if architecture not in ACTIVATIONS:
+        raise ConfigError(f"GGUF architecture is {architecture!r}; supported: {', '.join(ACTIVATIONS)}")
+    get = {name.removeprefix(f"{architecture}."): value for name, value in fields.items()}.get
     heads, hidden = int(get("attention.head_count", 0)), int(get("embedding_length", 0))
-    eos = fields.get("tokenizer.ggml.eos_token_id")
+    head_dim = int(get("attention.key_length") or hidden // max(heads, 1))
+    if int(get("rope.dimension_count", head_dim)) != head_dim:
+        raise ConfigError(f"rope.dimension_count is {get('rope.dimension_count')}; supported: the head's {head_dim}")
+    ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     return ModelConfig(
-        vocab_size=vocab,
+        vocab_size=entries["embedding.weight"].shape[0] if "embedding.weight" in entries else 0,
         hidden_size=hidden,
         intermediate_size=int(get("feed_forward_length", 0)),
         num_layers=int(get("block_count", 0)),
         num_heads=heads,
         num_kv_heads=int(get("attention.head_count_kv", heads)),
-        head_dim=int(get("attention.key_length") or hidden // max(heads, 1)),
+        head_dim=head_dim,
         max_position=int(get("context_length", 0)),
-        eos_token_ids=() if eos is None else (int(eos),),
+        eos_token_ids=tuple(dict.fromkeys(int(end) for end in ends if end is not None)),
         rope_theta=float(get("rope.freq_base", 10_000.0)),
+        rope_scaling=_rope_scaling(get, int(get("context_length", 0))),
         # stored in binary32; the seven digits it was written with give the decimal back
         norm_eps=float(f"{get('attention.layer_norm_rms_epsilon', 1e-5):.6g}"),
-        tie_embeddings=tied,
+        activation=ACTIVATIONS[architecture],  # type: ignore[arg-type]
+        sub_norm="layers.0.mlp.sub_norm.weight" in entries,
+        qk_norm="layers.0.attention.q_norm.weight" in entries,
+        attention_bias="layers.0.attention.q.bias" in entries,
+        tie_embeddings="head.weight" not in entries,
         bos_token_id=fields.get("tokenizer.ggml.bos_token_id"),
         pad_token_id=fields.get("tokenizer.ggml.padding_token_id"),
         embedding_bits=16,
         head_activation_bits=16,
     )
+
+
+def _rope_scaling(get: Any, context: int) -> RopeScaling | None:
+    kind = get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    factor, original = float(get("rope.scaling.factor", 0)), int(get("rope.scaling.original_context_length", context))
+    if kind != "yarn":
+        return RopeScaling(str(kind), factor, original)
+    # llama.cpp multiplies what the file names by YaRN's own factor
+    attention = float(get("rope.scaling.attn_factor", 1)) * yarn_attention(factor)
+    low, high = float(get("rope.scaling.yarn_beta_slow", 1)), float(get("rope.scaling.yarn_beta_fast", 32))
+    return RopeScaling("yarn", factor, original, low, high, attention)

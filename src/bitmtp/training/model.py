@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bitmtp.config import ModelConfig
+from bitmtp.rope import rope_frequencies
 from bitmtp.training.layout import Layout
 
 Blend = Tensor | None  # None: not quantised at all
@@ -246,10 +247,9 @@ class Model(nn.Module):
 
     def rope(self, positions: Tensor) -> Tensor:
         """Cosines and sines ``[2, R, 1, D / 2]`` float32 of ``positions [R]``."""
-        size = self.config.head_dim
-        exponents = torch.arange(0, size, 2, device=positions.device, dtype=torch.float64) / size
-        angles = positions.double()[:, None] / self.config.rope_theta**exponents
-        return torch.stack([angles.cos(), angles.sin()]).float().unsqueeze(2)
+        frequency, factor = rope_frequencies(self.config)
+        angles = positions.double()[:, None] * torch.from_numpy(frequency).to(positions.device)
+        return (factor * torch.stack([angles.cos(), angles.sin()])).float().unsqueeze(2)
 
     def head_rows(self, normed: Tensor, blend: Blend) -> Tensor:
         """Rows as the head multiplies them: 8 bits, straight through."""

@@ -1,0 +1,99 @@
+"""``bitmtp convert``: a BitNet or Bonsai model, from a Hugging Face folder or a GGUF file, as a checkpoint."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bitmtp.errors import RequestError
+
+if TYPE_CHECKING:
+    from bitmtp.convert.convert import Listener
+
+
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Hugging Face folder or .gguf file.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="Checkpoint folder to write.")],
+    *,
+    tokenizer: Annotated[str | None, typer.Option(metavar="FOLDER", help="Tokenizer; default: the source's.")] = None,
+    embedding_bits: Annotated[int, typer.Option(help="16 or 8, of an embedding that is not ternary.")] = 16,
+    activation_scale: Annotated[str, typer.Option(help="Activations share a step by row, or by group.")] = "row",
+    force: Annotated[bool, typer.Option("--force", help="Replace DEST if it exists.")] = False,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="Do not try the result on plain text.")] = False,
+) -> None:
+    """Convert a ternary model to a checkpoint that `bitmtp generate` runs."""
+    if embedding_bits not in (8, 16):
+        raise RequestError(f"--embedding-bits is {embedding_bits}; choose 8 or 16")
+    if activation_scale not in ("row", "group"):
+        raise RequestError(f"--activation-scale is {activation_scale!r}; choose row or group")
+    from bitmtp.convert.convert import Options
+    from bitmtp.convert.convert import convert as run
+
+    options = Options(
+        embedding_bits=embedding_bits,
+        activation_scale=activation_scale,  # type: ignore[arg-type]
+        tokenizer=Path(tokenizer) if tokenizer else None,
+        overwrite=force,
+        checked=not unchecked,
+    )
+    with _listener() as listener:
+        run(source, dest, options, listener)
+    print(f"wrote {dest}")
+
+
+def _listener() -> _Lines | _Bar:
+    return _Bar() if sys.stderr.isatty() else _Lines()
+
+
+class _Lines:
+    """A line for each fact and each tenth of the way: for logs."""
+
+    def __init__(self) -> None:
+        self._tenths = 0
+
+    def say(self, line: str) -> None:
+        print(line, file=sys.stderr)
+
+    def advance(self, done: int, total: int) -> None:
+        if done * 10 // total > self._tenths:
+            self._tenths = done * 10 // total
+            print(f"{self._tenths * 10}% of {total / 1e6:,.1f} M weights", file=sys.stderr)
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _Bar:
+    """The same with a bar, in a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("reading"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True))
+        self._task: Any = None
+
+    def say(self, line: str) -> None:
+        self._progress.console.print(line, markup=False, highlight=False)
+
+    def advance(self, done: int, total: int) -> None:
+        if self._task is None:
+            self._task = self._progress.add_task("reading", total=total)
+        self._progress.update(self._task, completed=done)
+
+    def __enter__(self) -> Listener:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()

@@ -1,0 +1,211 @@
+"""A ternary model from elsewhere → this project's checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitmtp import checkpoint
+from bitmtp.config import ActivationScale, ModelConfig
+from bitmtp.convert.check import Reading, read_plain_text
+from bitmtp.convert.rows import Opened, Rows, Ternary, pieces
+from bitmtp.convert.source import open_model
+from bitmtp.convert.tokenizer_files import copy_tokenizer
+from bitmtp.errors import CheckpointError, ConfigError
+from bitmtp.ternary import Float32, quantise_rows
+from bitmtp.tokenizer import Tokenizer
+
+Tensors = dict[str, NDArray[Any]]
+TABLES = ("embedding", "head")
+OUTLIER = 1000.0  # a scale so many times its matrix's median is damage, not training
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to convert.
+
+    Attributes:
+        embedding_bits: 16 or 8, of an embedding (and head) that is not ternary.
+        activation_scale: inputs of ternary products share a step by ``row`` or by ``group`` of ``group_size``.
+        tokenizer: a folder with tokenizer files; None: those of the source.
+        overwrite: replace the destination if it exists.
+        checked: run some text through the result before it takes its place.
+    """
+
+    embedding_bits: int = 16
+    activation_scale: ActivationScale = "row"
+    tokenizer: Path | None = None
+    overwrite: bool = False
+    checked: bool = True
+
+
+class Listener(Protocol):
+    """Who hears how far a conversion is."""
+
+    def say(self, line: str) -> None:
+        """One fact."""
+
+    def advance(self, done: int, total: int) -> None:
+        """``done`` of ``total`` weights are read."""
+
+
+def convert(source: str | Path, target: str | Path, options: Options, listener: Listener) -> Reading | None:
+    """Write ``source`` as a checkpoint at ``target``, whole or not at all.
+
+    Returns: how well it reads text; None if that was not checked.
+
+    Raises:
+        CheckpointError: the source is damaged, or ``target`` exists, or the result reads text no better than chance.
+        ConfigError: the source is not supported, or is a full-precision model.
+    """
+    target = Path(target)
+    if target.exists() and not options.overwrite:
+        raise CheckpointError(f"{target}: exists already; choose another folder, or --force to replace it")
+    opened = open_model(source)
+    listener.say(f"source: {opened.kind}")
+    if not opened.ternary:
+        raise ConfigError(
+            f"{source} is not a ternary model ({opened.kind}), so there is nothing to convert; it is a start for "
+            f'`bitmtp train`: name it as `source = "{source}"` in the recipe'
+        )
+    config = _final_config(opened, options)
+    listener.say(f"model: {describe(config)}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
+        fresh = Path(scratch) / "model"
+        _write(opened, config, options, fresh, listener)
+        reading = None
+        if options.checked:
+            reading = read_plain_text(fresh)
+            listener.say(f"check: {reading.loss:.2f} nats a token on plain English (chance: {reading.chance:.2f})")
+        _replace(fresh, target)
+    return reading
+
+
+def _final_config(opened: Opened, options: Options) -> ModelConfig:
+    config = replace(opened.config, activation_scale=options.activation_scale)
+    if config.embedding_bits == 16 and options.embedding_bits == 8:
+        config = replace(config, embedding_bits=8, head_activation_bits=8)
+    return config
+
+
+def describe(config: ModelConfig) -> str:
+    """Shape, layout and numbers of a config in one line."""
+    scale = {"tensor": "tensor", "row": "row", "group": f"{config.group_size} inputs"}[config.ternary_scale]
+    steps = "row" if config.activation_scale == "row" else f"{config.group_size} inputs"
+    embedding = "ternary" if config.embedding_bits == 2 else f"{config.embedding_bits}-bit"
+    stretched = f", {config.rope_scaling.kind} x{config.rope_scaling.factor:g}" if config.rope_scaling else ""
+    return (
+        f"{config.num_layers} layers, hidden {config.hidden_size}, {config.vocab_size} tokens, context "
+        f"{config.max_position}{stretched}; ternary, a scale per {scale}; 8-bit activations, a step per {steps}; "
+        f"{embedding} embedding; drafts nothing (`bitmtp train` teaches it)"
+    )
+
+
+def _write(opened: Opened, config: ModelConfig, options: Options, fresh: Path, listener: Listener) -> None:
+    with tempfile.TemporaryDirectory(dir=fresh.parent) as words:
+        # first, because a missing tokenizer is found out at once
+        if options.tokenizer is None:
+            opened.write_tokenizer(Path(words))
+        else:
+            copy_tokenizer(options.tokenizer, Path(words))
+        Tokenizer(words, config.vocab_size)
+        checkpoint.write(fresh, config, _read_all(opened, config, listener), words)
+
+
+def _read_all(opened: Opened, config: ModelConfig, listener: Listener) -> Tensors:
+    total = sum(stored.shape[0] * stored.shape[1] for stored in opened.ternary.values())
+    total += sum(int(np.prod(rows.shape)) for rows in opened.floats.values())
+    tensors: Tensors = {}
+    done = 0
+    for name, rows in opened.floats.items():
+        tensors |= _table(name, rows, config, listener) if _is_table(name) else {name: rows.read()}
+        done += int(np.prod(rows.shape))
+        listener.advance(done, total)
+    for module, stored in opened.ternary.items():
+        matrix = stored.read()
+        _check_scale(opened.origin, module, matrix)
+        tensors[f"{module}.weight"], tensors[f"{module}.scale"] = matrix.packed, matrix.scale
+        done += stored.shape[0] * stored.shape[1]
+        listener.advance(done, total)
+    _compare_layers(opened.origin, tensors)
+    return tensors
+
+
+def _is_table(name: str) -> bool:
+    return name.removesuffix(".weight") in TABLES
+
+
+def _table(name: str, rows: Rows, config: ModelConfig, listener: Listener) -> Tensors:
+    """A float embedding or head in 16 or 8 bits, and what the rounding costs it."""
+    shape = (config.vocab_size, config.hidden_size)
+    kept: NDArray[Any] = np.empty(shape, np.float16 if config.embedding_bits == 16 else np.int8)
+    steps = np.empty(config.vocab_size, np.float32)
+    error = power = 0.0
+    for piece in pieces(*shape):
+        values = rows.read(piece.start, piece.stop)
+        kept[piece], steps[piece], back = _round(values, config.embedding_bits)
+        error += float(np.square(values - back, dtype=np.float64).sum())
+        power += float(np.square(values, dtype=np.float64).sum())
+    share = (error / power) ** 0.5 if power else 0.0
+    word = name.removesuffix(".weight")
+    listener.say(f"{word}: {rows.stored_as} kept in {config.embedding_bits} bits; relative rounding error {share:.2g}")
+    return {name: kept} if config.embedding_bits == 16 else {name: kept, f"{word}.scale": steps}
+
+
+def _round(values: Float32, bits: int) -> tuple[NDArray[Any], Any, Float32]:
+    if bits == 16:
+        with np.errstate(over="ignore"):  # what overflows is refused when the checkpoint is written
+            halves = values.astype(np.float16)
+        return halves, 0.0, halves.astype(np.float32)
+    levels, step = quantise_rows(values)
+    return levels, step[:, 0], levels * step
+
+
+def _check_scale(origin: Path, module: str, matrix: Ternary) -> None:
+    scale = matrix.scale
+    used = scale[scale > 0]
+    if not np.isfinite(scale).all() or (scale < 0).any() or not used.size:
+        raise CheckpointError(f"{origin}: {module} has a scale that is negative or not a number, or only zeros")
+    if used.max() > OUTLIER * np.median(used):
+        raise CheckpointError(
+            f"{origin}: {module} has a scale of {used.max():.3g} where most are about {np.median(used):.3g}; damaged?"
+        )
+
+
+def _compare_layers(origin: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
+    """A matrix with a single scale has nothing to compare it with but the same matrix of other layers."""
+    kinds: dict[str, dict[str, float]] = {}
+    for name, scale in tensors.items():
+        if name.startswith("layers.") and name.endswith(".scale"):
+            kinds.setdefault(name.split(".", 2)[2], {})[name] = float(scale.max())
+    for scales in kinds.values():
+        middle = float(np.median(list(scales.values())))
+        for name, largest in scales.items():
+            if not middle / OUTLIER <= largest <= middle * OUTLIER:
+                raise CheckpointError(
+                    f"{origin}: {name} is {largest:.3g}, in most layers it is about {middle:.3g}; damaged?"
+                )
+
+
+def _replace(fresh: Path, target: Path) -> None:
+    """Put the new folder in place; an old one is gone only when the new one stands."""
+    old = fresh.with_name("old")
+    if not target.exists():
+        os.rename(fresh, target)
+        return
+    os.rename(target, old)
+    try:
+        os.rename(fresh, target)
+    except OSError:
+        os.rename(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
