@@ -12,9 +12,12 @@ from bitmtp import checkpoint
 from bitmtp.backends import load_backend
 from bitmtp.backends.base import Backend
 from bitmtp.config import ModelConfig
+from bitmtp.decoding.chooser import AdaptiveShaper
+from bitmtp.decoding.costs import Tuning, measure_costs
 from bitmtp.decoding.decoder import Decoder, Finish, Token, advance
 from bitmtp.decoding.policies import make_policy
 from bitmtp.decoding.policy import Policy
+from bitmtp.decoding.resident import can_reside, decode_resident
 from bitmtp.decoding.state import State
 from bitmtp.errors import RequestError
 from bitmtp.models import shipped_model
@@ -94,7 +97,8 @@ class Generation:
         state = State(sequence, replace(request.sampling, seed=seed), ids, len(ids), reused)
         limit = min(len(ids) + request.max_tokens, engine.context)
         eos = frozenset(engine.config.eos_token_ids)
-        self.decoder = Decoder(state, policy, limit, eos, ends=self._see)
+        shaper = AdaptiveShaper(policy, engine.tuning, state.sampling.temperature) if policy.adaptive else None
+        self.decoder = Decoder(state, policy, limit, eos, ends=self._see, shaper=shaper)
         self._text = TextStream(engine.tokenizer, request.stop)
         self._chunks: list[Chunk] = []
         self._begun = time.perf_counter()
@@ -120,9 +124,14 @@ class Generation:
         return chunks
 
     def __iter__(self) -> Iterator[Chunk]:
+        backend = self._engine.backend
+        resident = can_reside(backend, self.decoder)
         yield from self.start()
+        if resident and self.decoder.finish is None:
+            for _ in decode_resident(backend, self.decoder):
+                yield from self.take()
         while self.decoder.finish is None:
-            advance(self._engine.backend, [self.decoder])
+            advance(backend, [self.decoder])
             yield from self.take()
 
     @property
@@ -194,12 +203,24 @@ class Session:
 
 
 class Engine:
-    """A loaded model: tokenizer, backend, context."""
+    """A loaded model: tokenizer, backend, context.
 
-    def __init__(self, backend: Backend, tokenizer: Tokenizer, context: int) -> None:
+    Args:
+        tuning: costs and calibration for adaptive policies; None: the costs are measured when they are first needed.
+    """
+
+    def __init__(self, backend: Backend, tokenizer: Tokenizer, context: int, tuning: Tuning | None = None) -> None:
         self.backend = backend
         self.tokenizer = tokenizer
         self.context = context
+        self._tuning = tuning
+
+    @property
+    def tuning(self) -> Tuning:
+        """What adaptive policies know of this machine and model."""
+        if self._tuning is None:
+            self._tuning = Tuning(measure_costs(self.backend, self.context))
+        return self._tuning
 
     @classmethod
     def load(
@@ -209,13 +230,15 @@ class Engine:
         backend: str = "auto",
         threads: int | None = None,
         context: int | None = None,
+        tuning: Tuning | None = None,
     ) -> Engine:
         """Load a checkpoint folder (None: the model that ships with the package).
 
         Args:
-            backend: ``auto``, ``cpu`` or ``reference``.
+            backend: ``auto``, ``cpu``, ``cuda`` or ``reference``.
             threads: None: one per core.
             context: longest prompt and text together; None: what the model was made for.
+            tuning: as of :class:`Engine`.
 
         Raises:
             CheckpointError: the folder is not a sound checkpoint.
@@ -228,7 +251,7 @@ class Engine:
             raise RequestError(f"context is {context}; this model allows 2 to {longest}")
         tokenizer = Tokenizer(loaded.path, loaded.config.vocab_size)
         length = context or longest
-        return cls(load_backend(backend, loaded, threads=threads, context=length), tokenizer, length)
+        return cls(load_backend(backend, loaded, threads=threads, context=length), tokenizer, length, tuning)
 
     @property
     def config(self) -> ModelConfig:

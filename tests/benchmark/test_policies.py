@@ -16,6 +16,7 @@ def test_options_go_to_the_policies_that_have_them() -> None:
     made = Settings(block_sizes=(4, 8), tau=0.7, min_prefix=2, verify_bound=0.3).policies(8)
     expected = [make_policy("autoregressive", 8)]
     expected += [make_policy("speculative", 8, block_size=size, verify_bound=0.3) for size in (4, 8)]
+    expected += [make_policy("auto", 8, block_size=size) for size in (4, 8)]
     expected += [make_policy("confidence", 8, block_size=size, tau=0.7) for size in (4, 8)]
     expected += [make_policy("hybrid", 8, block_size=size, tau=0.7, min_prefix=2, verify_bound=0.3) for size in (4, 8)]
     assert made == expected

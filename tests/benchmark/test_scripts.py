@@ -60,7 +60,7 @@ def test_exactness_checks_resumes_and_fails(
 def test_exactness_sees_another_text(
     script: Script, questions: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bitmtp.decoding.decoder.longest_match", lambda proposals, _: len(proposals))
+    monkeypatch.setattr("bitmtp.decoding.decoder.longest_path", lambda tree, *_: list(range(tree.shape.width)))
     given = ["--data", questions, "--output", tmp_path / "out.jsonl", "--model", tiny_model, "--backend", "reference"]
     assert script("exactness.py", *given, "--max-tokens", "12", "--limit", "1", "--threads", "1") == 1
 

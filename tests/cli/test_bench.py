@@ -10,6 +10,7 @@ import pytest
 
 from bitmtp import __version__
 from bitmtp.benchmark import shapes
+from bitmtp.decoding.topology import NAMED
 from bitmtp.engine import Result
 
 from .conftest import Command
@@ -38,11 +39,11 @@ def test_policies_and_record(bitmtp: Command, model_flags: list[str], prompts: P
     assert (ran.code, ran.err) == (0, "")
     found = json.loads(record.read_text(encoding="utf-8"))
     names = [(each["policy"]["name"], each["policy"]["block_size"]) for each in found["policies"]]
-    drafting = [(name, size) for name in ("speculative", "confidence", "hybrid") for size in (4, 8)]
+    drafting = [(name, size) for name in ("speculative", "auto", "confidence", "hybrid") for size in (4, 8)]
     assert names == [("autoregressive", 1), *drafting]
     for each in found["policies"]:
         assert each["tokens_per_second"] > 0
-        assert each["lossless"] == (each["policy"]["name"] in ("autoregressive", "speculative"))
+        assert each["lossless"] == (each["policy"]["name"] in ("autoregressive", "speculative", "auto"))
     assert found["policies"][0]["ratio"] == found["policies"][0]["tokens_per_iteration"] == 1
     assert found["environment"]["bitmtp"] == __version__
     assert found["passes"] is None
@@ -101,6 +102,13 @@ def test_info(bitmtp: Command, model_flags: list[str], tiny_model: Path) -> None
     assert (ran.code, ran.err) == (0, "")
     for words in (str(tiny_model), "2 layers", "blocks of up to 16", "runs; kernels: NumPy", __version__):
         assert words in ran.out
+
+
+def test_topologies_are_drawn(bitmtp: Command) -> None:
+    ran = bitmtp("info", "--topologies")
+    assert ran.code == 0
+    for shape in NAMED:
+        assert shape.drawing() in ran.out
 
 
 def test_version(bitmtp: Command) -> None:

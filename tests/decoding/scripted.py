@@ -45,45 +45,64 @@ class ScriptedBackend:
         """Materialize tokens."""
         assert tokens
         self.history[sequence] += tokens
-        return self._exact(self.history[sequence])
+        return self._exact(self.history[sequence], 0)
 
-    def step(self, rows: Sequence[Row]) -> list[Output | None]:
+    def step(self, rows: Sequence[Row], *, top: int = 0) -> list[Output | None]:
         """One pass."""
         assert 1 <= len(rows) <= MAX_WIDTH
         self.widths.append(len(rows))
         self._rows = {}
-        return [self._output(row) for row in rows]
+        return [self._output(row, top) for row in rows]
 
     def materialize(self, sequence: int, indices: Sequence[int]) -> None:
-        """The rows must be plain tokens, in order from the first on."""
-        assert list(indices) == list(range(len(indices)))
-        rows = self._rows.pop(sequence)[: len(indices)]
-        assert all(row.token >= 0 for row in rows)
-        self.history[sequence] += [row.token for row in rows]
+        """The rows must be plain tokens that see the whole history, each behind the one before."""
+        rows, seen = self._rows.pop(sequence), 0
+        for place, index in enumerate(indices):
+            seen |= 1 << index
+            assert rows[index].token >= 0
+            assert rows[index].window is None
+            assert rows[index].visible == seen
+            assert rows[index].position == len(self.history[sequence]) + place
+        self.history[sequence] += [rows[index].token for index in indices]
 
-    def _output(self, row: Row) -> Output | None:
+    def _output(self, row: Row, top: int) -> Output | None:
         own = self._rows.setdefault(row.sequence, [])
         own.append(row)
         history = self.history[row.sequence]
-        assert row.position == len(history) + len(own) - 1, "rows stand behind the history, in order"
-        assert row.visible == (1 << len(own)) - 1, "each sees everything before it"
+        seen = [other for index, other in enumerate(own) if row.visible >> index & 1]
+        assert seen[-1] is row
+        assert [other.position for other in seen] == list(range(len(history), row.position + 1)), "no gap before it"
+        assert all(other.window == row.window for other in seen)
         if row.head is Head.NONE:
             return None
-        path = history + [other.token for other in own if other.token >= 0]
+        path = history + [other.token for other in seen if other.token >= 0]
         if row.token >= 0:
-            assert row.head is Head.EXACT
             assert min(path) >= 0
-            return self._exact(path)
+            if row.head is Head.EXACT:
+                assert row.window is None
+                return self._exact(path, top)
+            assert row.window is not None, "a cheap head for an anchor that is checked later"
+            return self._guess(path, 0, top)
         assert row.head is Head.DRAFT
         depth = -row.token
-        assert [other.token for other in own[-depth:]] == [-d for d in range(1, depth + 1)]
-        luck = self._random(path, depth)
-        right = luck.random() < self.skill
-        token = self.continuation(path, depth + 1)[-1] if right else luck.randrange(self.vocab_size)
-        return Output(token, luck.random() ** 0.3, 1.0)
+        assert [other.token for other in seen[-depth:]] == [-d for d in range(1, depth + 1)]
+        return self._guess(path, depth, top)
 
-    def _exact(self, path: Sequence[int]) -> Output:
-        return Output(self.next_token(path), 0.5, 1.0)
+    def _guess(self, path: Sequence[int], depth: int, top: int) -> Output:
+        """Right with probability ``skill``, and if not, the right token is often the second choice."""
+        luck = self._random(path, depth + 1)
+        right = self.continuation(path, depth + 1)[-1]
+        order = luck.sample(range(self.vocab_size), self.vocab_size)
+        if luck.random() < self.skill:
+            order.sort(key=lambda token: token != right)
+        elif luck.random() < self.skill:
+            order.insert(1, order.pop(order.index(right)))
+        best = tuple((token, -float(rank)) for rank, token in enumerate(order[:top]))
+        return Output(order[0], luck.random() ** 0.3, 1.0, best)
+
+    def _exact(self, path: Sequence[int], top: int) -> Output:
+        token = self.next_token(path)
+        return Output(token, 0.5, self._random(path, -1).random() * 4, ((token, 0.0),) if top else ())
 
     def _random(self, path: Sequence[int], depth: int = 0) -> random.Random:
         """Luck that depends on what a row sees and on nothing else, as the contract has it."""

@@ -8,12 +8,15 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ScriptedBackend
+from shapes import RandomShaper
 
-from bitmtp.backends.base import MAX_WIDTH, Backend
+from bitmtp.backends.base import MAX_WIDTH, Backend, Window
 from bitmtp.decoding.decoder import Decoder, Finish, Source, Token, advance
 from bitmtp.decoding.policies import make_policy
 from bitmtp.decoding.policy import Policy, Verify
+from bitmtp.decoding.shaper import Shaper
 from bitmtp.decoding.state import State
+from bitmtp.decoding.topology import spine, tree
 from bitmtp.sampling import Sampling
 
 PROMPT = st.lists(st.integers(0, 5), min_size=1, max_size=9)
@@ -52,9 +55,10 @@ def make_decoder(
     room: int,
     eos: frozenset[int] = frozenset(),
     end_at: int | None = None,
+    shaper: Shaper | None = None,
 ) -> Decoder:
     state = State(backend.open(), Sampling(), list(prompt), len(prompt))
-    return Decoder(state, policy, len(prompt) + room, eos, ends=Listener(end_at))
+    return Decoder(state, policy, len(prompt) + room, eos, ends=Listener(end_at), shaper=shaper)
 
 
 def check_boundary(decoder: Decoder, backend: ScriptedBackend) -> None:
@@ -135,6 +139,70 @@ def test_verified_text_is_the_autoregressive_text(
     baseline = run(make_decoder(backend, prompt, AUTOREGRESSIVE, room, eos), backend)
     other = ScriptedBackend(seed, skill=skill)
     assert run(make_decoder(other, prompt, policy, room, eos), other) == baseline
+
+
+@given(
+    seed=st.integers(0, 1 << 20),
+    skill=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    prompt=PROMPT,
+    room=st.integers(1, 60),
+    eos=st.frozensets(st.integers(0, 5), max_size=1),
+    end_at=st.none() | st.integers(1, 50),
+)
+def test_any_shapes_give_the_autoregressive_text(
+    seed: int, skill: float, prompt: list[int], room: int, eos: frozenset[int], end_at: int | None
+) -> None:
+    backend, other = ScriptedBackend(seed, skill=skill), ScriptedBackend(seed, skill=skill)
+    baseline = run(make_decoder(backend, prompt, AUTOREGRESSIVE, room, eos, end_at), backend)
+    shaper = RandomShaper(seed)
+    decoder = make_decoder(other, prompt, make_policy("speculative", 32), room, eos, end_at, shaper)
+    assert run(decoder, other) == baseline
+    assert sum(width for _, _, width in shaper.heard) == sum(other.widths)
+    assert sum(count for count, _, _ in shaper.heard) == decoder.stats.tokens
+
+
+def test_shapes_are_followed_by_the_text() -> None:
+    """Otherwise the test above would prove little: alternatives are accepted, and drafts of verify passes used."""
+    used: set[str] = set()
+    single_pass = alternatives = 0
+    for seed in range(40):
+        backend = ScriptedBackend(seed, skill=0.7)
+        shaper = RandomShaper(seed)
+        decoder = make_decoder(backend, [1], make_policy("speculative", 32), 60, shaper=shaper)
+        run(decoder, backend)
+        used |= shaper.used
+        single_pass += decoder.stats.iterations * 2 - decoder.stats.passes
+        alternatives += decoder.stats.accepted
+    assert used == {"known", "unknown", "fused"}
+    assert single_pass > 0
+    assert alternatives > 0
+
+
+@given(seed=st.integers(0, 1 << 20), room=st.integers(1, 40), recent=st.integers(1, 60))
+def test_windowed_drafts_give_the_autoregressive_text(seed: int, room: int, recent: int) -> None:
+    backend = ScriptedBackend(seed)
+    window = Window(2, recent)
+    policy = Policy("windowed", 8, Verify.ALWAYS, window=window)
+    decoder = make_decoder(backend, [1, 2, 3, 4, 5], policy, room)
+    assert run(decoder, backend) == backend.continuation([1, 2, 3, 4, 5], room)
+
+
+@given(seed=st.integers(0, 1 << 20), room=st.integers(1, 40), bound=st.floats(0, 1))
+def test_a_tree_gives_the_autoregressive_text(seed: int, room: int, bound: float) -> None:
+    backend = ScriptedBackend(seed, skill=0.5)
+    policy = Policy("tree", 6, Verify.ALWAYS, verify_bound=bound, topology=spine(5, (0, 2, 2, 1)))
+    decoder = make_decoder(backend, [1], policy, room)
+    assert run(decoder, backend) == backend.continuation([1], room)
+
+
+def test_alternatives_raise_acceptance() -> None:
+    lengths = []
+    for topology in (None, tree("t", [(0, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0)])):
+        backend = ScriptedBackend(5, skill=0.5)
+        decoder = make_decoder(backend, [1], Policy("tree", 4, Verify.ALWAYS, topology=topology), 600)
+        run(decoder, backend)
+        lengths.append(decoder.stats.mean_acceptance_length)
+    assert lengths[1] > lengths[0] * 1.05
 
 
 @given(seed=st.integers(0, 1 << 20), room=st.integers(2, 60), block_size=st.integers(2, 16))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bitmtp.backends.base import Window
 from bitmtp.decoding.policies import POLICIES, make_policy
 from bitmtp.decoding.policy import (
     Decision,
@@ -15,9 +16,9 @@ from bitmtp.decoding.policy import (
     Verify,
     confident_prefix,
     decide,
-    longest_match,
     worth_verifying,
 )
+from bitmtp.decoding.topology import chain
 from bitmtp.errors import RequestError
 
 PROBABILITIES = st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.8, 0.9, 1.0]), min_size=1, max_size=9)
@@ -46,15 +47,6 @@ def test_worth_verifying(probabilities: list[float], bound: float) -> None:
 def test_the_anchor_s_own_probability_does_not_count() -> None:
     assert confident_prefix([0.0, 1.0, 1.0], 0.9) == 3
     assert worth_verifying([0.0, 1.0, 1.0], 0.9) == 3
-
-
-@given(
-    proposals=st.lists(st.integers(0, 2), min_size=1, max_size=8),
-    chosen=st.lists(st.integers(0, 2), min_size=8, max_size=8),
-)
-def test_longest_match(proposals: list[int], chosen: list[int]) -> None:
-    lengths = range(1, len(proposals) + 1)
-    assert longest_match(proposals, chosen) == max(n for n in lengths if proposals[1:n] == chosen[: n - 1])
 
 
 @given(
@@ -102,7 +94,7 @@ def test_defaults() -> None:
 
 def test_which_are_lossless() -> None:
     lossless = {name for name in POLICIES if make_policy(name, 8).lossless}
-    assert lossless == {"autoregressive", "speculative"}
+    assert lossless == {"autoregressive", "speculative", "auto"}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +121,14 @@ def test_refusals(name: str, size: int, options: dict[str, Any], message: str) -
     with pytest.raises(RequestError, match=message) as caught:
         make_policy(name, size, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("field", [{"topology": chain(3)}, {"window": Window()}, {"adaptive": True}])
+@pytest.mark.parametrize("verify", [Verify.NEVER, Verify.IF_SHORT])
+def test_shapes_need_every_draft_verified(field: dict[str, Any], verify: Verify) -> None:
+    with pytest.raises(RequestError, match="choose a lossless policy"):
+        Policy("any", 8, verify, **field)
+    assert Policy("any", 8, Verify.ALWAYS, **field).lossless
 
 
 @pytest.mark.parametrize(

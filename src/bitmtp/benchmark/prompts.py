@@ -24,8 +24,8 @@ BUILT_IN: tuple[str, ...] = (
 def read_prompts(path: str | Path) -> list[Prompt]:
     """Read a prompt file.
 
-    ``.jsonl``: an object a line with ``prompt``, ``messages``, ``turns`` (the first one counts) or ``question``;
-    anything else: a prompt a line, empty lines skipped.
+    ``.jsonl``: an object a line with ``prompt``, ``question``, ``writing_prompt``, ``messages`` or ``turns`` (the first
+    one); anything else: a prompt a line, empty lines skipped.
 
     Raises:
         RequestError: names file and line, and what was expected.
@@ -49,7 +49,7 @@ def _prompt(place: str, line: str) -> Prompt:
     except ValueError as error:
         raise RequestError(f"{place}: not valid JSON ({error})") from None
     if isinstance(record, dict):
-        for name in ("prompt", "question"):
+        for name in ("prompt", "question", "writing_prompt"):
             if isinstance(record.get(name), str) and record[name]:
                 return str(record[name])
         if isinstance(turns := record.get("turns"), list) and turns and isinstance(turns[0], str):

@@ -39,6 +39,10 @@ class ResultLog:
     def __getitem__(self, key: str) -> Record:
         return self._records[key]
 
+    def get(self, key: str) -> Record | None:
+        """The record of a key, if there is one."""
+        return self._records.get(key)
+
     def add(self, key: str, **values: Any) -> None:
         """Append one record."""
         record = {"key": key, **values}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +12,7 @@ import typer
 from typer import Option
 
 from bitmtp.cli.options import ModelOptions, with_options
+from bitmtp.cli.progress import progress
 from bitmtp.cli.render import policy_label, print_facts, print_table
 from bitmtp.errors import RequestError
 
@@ -130,7 +129,7 @@ def _check_context(context: int, options: BenchOptions) -> None:
 def _measure_widths(backend: Backend, options: BenchOptions) -> PassCosts:
     from bitmtp.benchmark.widths import measure_passes
 
-    with _progress("widths", options.rounds) as tick:
+    with progress("widths", options.rounds) as tick:
         return measure_passes(
             backend, history=options.history, tokens=options.max_tokens, rounds=options.rounds, tick=tick
         )
@@ -151,28 +150,8 @@ def _compare_policies(
 ) -> list[PolicyFigures]:
     from bitmtp.benchmark.policies import compare
 
-    with _progress("policies", options.rounds * len(ids) * len(policies)) as tick:
+    with progress("policies", options.rounds * len(ids) * len(policies)) as tick:
         return compare(engine, ids, policies, max_tokens=options.max_tokens, rounds=options.rounds, tick=tick)
-
-
-@contextmanager
-def _progress(label: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    # Drawn between measurements only: a refreshing thread would take part in them.
-    with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
-        task = progress.add_task(label, total=total)
-
-        def tick() -> None:
-            progress.advance(task)
-            progress.refresh()
-
-        yield tick
 
 
 def _report(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
 
 from bitmtp.cli.options import ModelOptions, with_options
 from bitmtp.cli.render import count, print_facts
@@ -14,17 +16,32 @@ if TYPE_CHECKING:
 
 
 @with_options
-def info(*, model: ModelOptions) -> None:
+def info(
+    topologies: Annotated[bool, Option("--topologies", help="Draw the named shapes of passes instead.")] = False,
+    *,
+    model: ModelOptions,
+) -> None:
     """Show model, machine and kernels."""
     from bitmtp import checkpoint
     from bitmtp.models import shipped_model
 
+    if topologies:
+        _draw_topologies()
+        return
     loaded = checkpoint.read(model.model if model.model is not None else shipped_model())
     print_facts("Model", _model_facts(loaded))
     print()
     print_facts("Machine", _machine_facts())
     print()
     print_facts("Backends", _backend_facts(loaded, model))
+
+
+def _draw_topologies() -> None:
+    from bitmtp.decoding.topology import NAMED
+
+    print("d2: the draft's own choice for the second place; d2.1: its next best; m2: a mask, two behind its anchor")
+    for shape in NAMED:
+        print(f"\n{shape.drawing()}\n  width {shape.width}")
 
 
 def _model_facts(loaded: Checkpoint) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ class ModelOptions:
     """Which model runs, and on what."""
 
     model: Annotated[str | None, Option(metavar="FOLDER", help="Checkpoint folder; default: the shipped model.")] = None
-    backend: Annotated[str, Option(help="auto, cpu or reference.")] = "auto"
+    backend: Annotated[str, Option(help="auto, cpu, cuda or reference.")] = "auto"
     threads: Annotated[int | None, Option(min=1, help="Threads; default: one per core.")] = None
     context: Annotated[int | None, Option(help="Longest prompt and text together; default: the model's.")] = None
 
@@ -44,9 +44,9 @@ class ModelOptions:
 class PolicyOptions:
     """How texts are decoded; the default is lossless."""
 
-    policy: Annotated[str | None, Option(help="speculative, autoregressive, confidence (lossy) or hybrid (lossy).")] = (
-        None
-    )
+    policy: Annotated[
+        str | None, Option(help="speculative, auto, autoregressive, confidence (lossy) or hybrid (lossy).")
+    ] = None
     block_size: Annotated[int | None, Option(help="Proposals per draft, at most the model's block size.")] = None
     tau: Annotated[float | None, Option(help="Probability from which a proposal is confident (lossy policies).")] = None
     min_prefix: Annotated[int | None, Option(help="Shortest confident prefix that is not verified (hybrid).")] = None
@@ -62,7 +62,7 @@ class PolicyOptions:
         """
         from bitmtp.decoding.policies import make_policy
 
-        return make_policy(
+        policy = make_policy(
             self.policy or ("speculative" if model_block_size > 1 else "autoregressive"),
             model_block_size,
             block_size=self.block_size,
@@ -70,6 +70,11 @@ class PolicyOptions:
             min_prefix=self.min_prefix,
             verify_bound=self.verify_bound,
         )
+        if model_block_size == 1 and policy.name != "autoregressive":
+            raise RequestError(
+                f"the {policy.name} policy drafts, but this model was never taught to draft; `bitmtp train` teaches it"
+            )
+        return policy
 
 
 @dataclass(frozen=True, slots=True)

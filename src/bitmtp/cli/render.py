@@ -156,7 +156,7 @@ def policy_label(policy: Policy) -> str:
         words.append(f"τ={policy.tau:g}")
     if policy.verify is Verify.IF_SHORT:
         words.append(f"m={policy.min_prefix}")
-    if policy.verify is not Verify.NEVER:
+    if policy.verify is not Verify.NEVER and not policy.adaptive:
         words.append(f"bound={policy.verify_bound:g}")
     return " ".join(words)
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from bitmtp.backends.base import Window
+from bitmtp.decoding.topology import Topology
 from bitmtp.errors import RequestError
 
 
@@ -27,6 +29,9 @@ class Policy:
         tau: a proposal is confident if its probability is at least this.
         min_prefix: under ``if_short``, a confident prefix shorter than this is verified instead of committed.
         verify_bound: of the proposals, only those whose joint probability is at least this are verified.
+        topology: what is verified, at most; None: the chain of the draft's own choices.
+        window: drafts are provisional and see this much of the history; None: they see all of it.
+        adaptive: block size, window and what is verified follow the text, within ``block_size``; see ``chooser.py``.
 
     Raises:
         RequestError: a value out of range.
@@ -38,6 +43,9 @@ class Policy:
     tau: float = 1.0
     min_prefix: int = 1
     verify_bound: float = 0.0
+    topology: Topology | None = None
+    window: Window | None = None
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -49,6 +57,8 @@ class Policy:
             raise RequestError(f"min_prefix is {self.min_prefix}; it must be at least 1")
         if self.min_prefix > self.block_size:
             raise RequestError(f"min_prefix {self.min_prefix} is larger than the block size {self.block_size}")
+        if self.verify is not Verify.ALWAYS and (self.topology or self.window or self.adaptive):
+            raise RequestError("trees, windows and adaptive shapes need every draft verified; choose a lossless policy")
 
     @property
     def lossless(self) -> bool:
@@ -79,15 +89,6 @@ def worth_verifying(probabilities: Sequence[float], bound: float) -> int:
         joint *= probabilities[length]
         if joint < bound:
             break
-        length += 1
-    return length
-
-
-def longest_match(proposals: Sequence[int], chosen: Sequence[int]) -> int:
-    """How many proposals stand. ``chosen[i]`` is what the verifier's row of proposal i says comes next; the first
-    proposal came from the exact head, so it always stands."""
-    length = 1
-    while length < len(proposals) and proposals[length] == chosen[length - 1]:
         length += 1
     return length
 

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bitmtp.backends.base import Head, Row, causal_rows, mask
+from bitmtp.backends.base import Head, Row, Window, causal_rows
+from bitmtp.decoding.topology import Kind
+from bitmtp.decoding.tree import Tree
+from bitmtp.numerics import UInt32
 from bitmtp.sampling import Choice, Sampling
 
 
 class Grammar(Protocol):
     """What may stand next; see :attr:`State.grammar`."""
 
-    def allowed(self, path: Sequence[int]) -> NDArray[np.uint32] | None:
+    def allowed(self, path: Sequence[int]) -> UInt32 | None:
         """Bit set of the tokens allowed behind the committed text and ``path``; None if ``path`` itself is not."""
         ...
 
@@ -81,7 +81,9 @@ class State:
 
     def choice(self, path: Sequence[int] = ()) -> Choice:
         """How the token behind the committed text and ``path`` is chosen."""
-        allowed = None if self.grammar is None else self.grammar.allowed(path)
+        return self._counting(path, None if self.grammar is None else self.grammar.allowed(path))
+
+    def _counting(self, path: Sequence[int], allowed: UInt32 | None) -> Choice:
         if not self.sampling.penalised:
             return self._plain if allowed is None else replace(self._plain, allowed=allowed)
         seen = self._seen.copy()
@@ -92,27 +94,41 @@ class State:
         """How many tokens of ``path`` the grammar lets stand; without a grammar, all of them."""
         return len(path) if self.grammar is None else self.grammar.accepts(path)
 
-    def draft_rows(self, block_size: int) -> list[Row]:
-        """Pending rows, the last one the anchor, and ``block_size - 1`` masks: every row sees all before it."""
+    def rows(self, tree: Tree, window: Window | None = None) -> list[Row]:
+        """The pending tokens, the last of them the anchor, and the tree behind them.
+
+        A row sees the pending ones before it, and of the tree its ancestors. Proposals have the exact head, masks the
+        draft head. So has the anchor of a provisional draft (``window``): nothing of such a pass is kept.
+        """
+        rows = [*self._pending_rows(provisional=window is not None), *self._tree_rows(tree)]
+        return rows if window is None else [replace(row, window=window) for row in rows]
+
+    def _pending_rows(self, provisional: bool) -> list[Row]:
         pending = self.pending
-        tokens = [*pending, *(mask(depth) for depth in range(1, block_size))]
-        heads = [Head.NONE] * (len(pending) - 1) + [Head.EXACT] + [Head.DRAFT] * (block_size - 1)
-        choice = self.choice()
-        rows = causal_rows(self.sequence, tokens, self.materialized, heads, choice)
-        if choice.allowed is None:
-            return rows
-        free = replace(choice, allowed=None)
-        return [replace(row, choice=free) if row.head is Head.DRAFT else row for row in rows]
+        if not pending:
+            return []
+        heads = [Head.NONE] * (len(pending) - 1) + [Head.DRAFT if provisional else Head.EXACT]
+        choice = self._free() if provisional else self.choice()
+        return causal_rows(self.sequence, pending, self.materialized, heads, choice)
+
+    def _tree_rows(self, tree: Tree) -> list[Row]:
+        """Rows of the nodes; all of them see the pending rows."""
+        before, free, rows = len(self.committed) - self.materialized, self._free(), list[Row]()
+        own_choice = self.sampling.penalised or self.grammar is not None
+        for index, (node, token) in enumerate(zip(tree.shape.nodes, tree.tokens, strict=True)):
+            proposal = node.kind is Kind.PROPOSAL
+            choice = self.choice(tree.path(index)) if proposal and own_choice else free
+            visible = tree.shape.visible[index] << before | (1 << before) - 1
+            position = len(self.committed) - 1 + tree.shape.place(index)
+            head = Head.EXACT if proposal else Head.DRAFT
+            rows.append(Row(self.sequence, token, position, visible, head, choice))
+        return rows
+
+    def _free(self) -> Choice:
+        """How drafts are drawn: no grammar holds them."""
+        return self._counting((), None)
 
     def piece_rows(self, width: int) -> list[Row]:
         """The first ``width`` pending tokens, to be materialized only."""
         tokens = self.pending[:width]
         return causal_rows(self.sequence, tokens, self.materialized, [Head.NONE] * len(tokens), self._plain)
-
-    def verify_rows(self, proposals: Sequence[int]) -> list[Row]:
-        """The proposals as ordinary rows behind a text that is materialized to the end."""
-        start = len(self.committed)
-        rows = causal_rows(self.sequence, proposals, start, [Head.EXACT] * len(proposals), self._plain)
-        if not self.sampling.penalised and self.grammar is None:
-            return rows
-        return [replace(row, choice=self.choice(proposals[: index + 1])) for index, row in enumerate(rows)]

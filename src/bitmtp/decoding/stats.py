@@ -17,6 +17,9 @@ class Stats:
         proposed: mask proposals that could have been committed; the anchor's own is no draft.
         accepted: mask proposals that were.
         lengths: tokens committed per iteration → how often.
+        windowed: draft passes that saw a window of the history only.
+        ahead: verify passes that also drafted the next block.
+        ahead_used: of those, the ones whose draft the text came to need.
     """
 
     passes: int = 0
@@ -25,6 +28,9 @@ class Stats:
     proposed: int = 0
     accepted: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
+    windowed: int = 0
+    ahead: int = 0
+    ahead_used: int = 0
 
     def record(self, committed: int, *, drafted: bool, proposed: int, accepted: int) -> None:
         """One iteration that committed this many tokens, of which ``accepted`` of ``proposed`` mask proposals."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
+from bitmtp.decoding.policies.auto import auto
 from bitmtp.decoding.policies.autoregressive import autoregressive
 from bitmtp.decoding.policies.confidence import confidence
 from bitmtp.decoding.policies.hybrid import hybrid
@@ -15,6 +16,7 @@ from bitmtp.errors import RequestError
 POLICIES: dict[str, Callable[..., Policy]] = {
     "autoregressive": autoregressive,
     "speculative": speculative,
+    "auto": auto,
     "confidence": confidence,
     "hybrid": hybrid,
 }

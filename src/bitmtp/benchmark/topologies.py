@@ -1,0 +1,171 @@
+"""What stands where: acceptance by depth and rank, the calibration that follows from it, and the trees worth verifying.
+
+A text is written one token at a time, and at every token a draft is made and compared with what came. That shows each
+depth on many more occasions than decoding would, all of them at the places that decoding could draft from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitmtp.backends.base import MAX_WIDTH
+from bitmtp.decoding.costs import Calibration, CostTable, logit
+from bitmtp.decoding.state import State
+from bitmtp.decoding.topology import Topology, tree
+from bitmtp.decoding.tree import Guess, masks
+from bitmtp.engine import Engine
+from bitmtp.sampling import Sampling
+
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Occasion:
+    """A mask's candidates where all of the draft before it stood.
+
+    Attributes:
+        depth: of the mask.
+        probability: of its own choice.
+        rank: of the token that came; None if it was no candidate.
+    """
+
+    depth: int
+    probability: float
+    rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """A tree, the tokens that verifying it commits on average (draft pass included), and what both passes cost."""
+
+    topology: Topology
+    tokens: float
+    milliseconds: float
+
+
+def observe(
+    engine: Engine, prompts: Iterable[Sequence[int]], *, max_tokens: int, block_size: int, ranks: int = 4,
+    sampling: Sampling | None = None,
+) -> list[Occasion]:  # fmt: skip
+    """Write texts and compare the drafts at every token with what came.
+
+    Args:
+        prompts: token ids.
+        ranks: candidates of a depth that are compared.
+    """
+    found: list[Occasion] = []
+    for number, prompt in enumerate(prompts):
+        own = replace(sampling or Sampling(), seed=number + 1)
+        drafts, text = _drafts(engine, list(prompt), own, max_tokens, block_size, ranks)
+        for start, guesses in enumerate(drafts[: len(text) - block_size + 1]):
+            found += _compare(guesses, text[start:])
+    return found
+
+
+def _drafts(
+    engine: Engine, prompt: list[int], sampling: Sampling, max_tokens: int, block_size: int, ranks: int
+) -> tuple[list[list[Guess]], list[int]]:
+    """For each token of a text behind its first, the draft that was made before it; and those tokens."""
+    backend, limit = engine.backend, min(engine.context - block_size, len(prompt) + max_tokens)
+    state, drafts = State(backend.open(), sampling, prompt, len(prompt)), list[list[Guess]]()
+    first = backend.prefill(state.sequence, prompt, state.choice())
+    state.commit([first.token], len(prompt))
+    while len(state.committed) < limit and state.committed[-1] not in engine.config.eos_token_ids:
+        outputs = backend.step(state.rows(masks(block_size)), top=2 * ranks)
+        backend.materialize(state.sequence, [0])
+        place = len(state.committed)
+        drafts.append([Guess.of(each, place + i, sampling) for i, each in enumerate(outputs) if each is not None])
+        state.commit([drafts[-1][0].tokens[0]], 1)
+    backend.close(state.sequence)
+    return drafts, state.committed[state.prompt_length + 1 :]
+
+
+def _compare(guesses: Sequence[Guess], text: Sequence[int]) -> list[Occasion]:
+    found = []
+    for depth, (guess, token) in enumerate(zip(guesses[1:], text[1:], strict=False), start=1):
+        rank = guess.tokens.index(token) if token in guess.tokens else None
+        found.append(Occasion(depth, guess.probabilities[0], rank))
+        if rank != 0:
+            break
+    return found
+
+
+def acceptance(occasions: Sequence[Occasion], ranks: int = 4) -> list[list[float]]:
+    """For each mask depth, how often the token that came had rank 0, 1, …, given that all before it stood."""
+    table = []
+    for depth in range(1, max((each.depth for each in occasions), default=0) + 1):
+        own = [each.rank for each in occasions if each.depth == depth]
+        table.append([own.count(rank) / len(own) for rank in range(ranks)])
+    return table
+
+
+def fit_calibration(occasions: Sequence[Occasion]) -> Calibration:
+    """Temperature and offset of each depth, by maximum likelihood (Platt scaling).
+
+    A depth of few occasions stays near to no change.
+    """
+    fits = []
+    for depth in range(1, max(each.depth for each in occasions) + 1):
+        own = [each for each in occasions if each.depth == depth]
+        x = np.array([[logit(each.probability), 1.0] for each in own])
+        fits.append(_logistic(x, np.array([each.rank == 0 for each in own], np.float64)))
+    slopes = [max(slope, 0.1) for slope, _ in fits]
+    return Calibration(tuple(1 / slope for slope in slopes), tuple(offset for _, offset in fits))
+
+
+def _logistic(x: Float64, y: Float64) -> tuple[float, float]:
+    """Slope and offset of a logistic regression, drawn a little towards (1, 0): Newton's method, its steps halved until
+    they help."""
+    start = np.array([1.0, 0.0])
+
+    def loss(weights: Float64) -> float:
+        z = x @ weights
+        return float(np.sum(np.logaddexp(0, z) - y * z) + np.sum((weights - start) ** 2) / 2)
+
+    weights = start
+    for _ in range(30):
+        p = 1 / (1 + np.exp(-(x @ weights)))
+        slope = x.T @ (y - p) - (weights - start)
+        step = np.linalg.solve((x.T * (p * (1 - p))) @ x + np.eye(2), slope)
+        while loss(weights + step) > loss(weights) and np.abs(step).max() > 1e-9:
+            step = step / 2
+        weights = weights + step
+    return float(weights[0]), float(weights[1])
+
+
+def likelihood(occasions: Sequence[Occasion], calibration: Calibration) -> float:
+    """Nats a proposal, of whether it stood; lower is better."""
+    total = 0.0
+    for each in occasions:
+        odds = calibration.logit(each.depth, each.probability)
+        total += float(np.logaddexp(0, -odds if each.rank == 0 else odds))
+    return total / len(occasions)
+
+
+def best_trees(table: Sequence[Sequence[float]], costs: CostTable, history: int) -> list[Worth]:
+    """The trees that no other beats in both tokens and cost, narrow ones first (as Medusa and Hydra choose theirs).
+
+    Of each width it is the one that adds the likeliest node to the tree before; alternatives are leaves, because what
+    a draft says behind an alternative rarely stands.
+
+    Args:
+        table: see :func:`acceptance`.
+    """
+    paths: list[tuple[float, tuple[int, ...]]] = [(1.0, (0,))]
+    reached, spine = paths[0]
+    for row in table:
+        paths += [(reached * p, (*spine, rank)) for rank, p in enumerate(row) if p > 0]
+        reached, spine = reached * row[0], (*spine, 0)
+    paths.sort(key=lambda entry: (-entry[0], len(entry[1])))
+    kept: list[Worth] = []
+    for width in range(1, min(len(paths), MAX_WIDTH) + 1):
+        shape = tree(f"best-{width}", [path for _, path in paths[:width]])
+        cost = costs.cost(shape.depth, history) + costs.cost(shape.width, history)
+        worth = Worth(shape, 1 + sum(p for p, _ in paths[:width]), cost)
+        kept = [each for each in kept if each.tokens > worth.tokens or each.milliseconds < worth.milliseconds]
+        kept.append(worth)
+    return kept

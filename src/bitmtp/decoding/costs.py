@@ -1,0 +1,190 @@
+"""What a pass costs on this machine, and what a draft's probabilities are worth: shapes follow from these tables."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from bitmtp.backends.base import Backend, Head, Row, causal_rows, mask
+from bitmtp.errors import ConfigError
+from bitmtp.sampling import GREEDY
+
+WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24)
+LEAST_ROUNDS, ROUNDS = 3, 9
+SECONDS = 1.0  # after which a slow machine has shown enough
+SHORT = 16
+_GROWTH_WIDTHS = (1, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Milliseconds of a pass by its width.
+
+    Attributes:
+        widths: ascending, from 1.
+        milliseconds: of a pass of each width behind a history of ``history`` positions.
+        per_position: what each further position of history adds to any pass, and to each of its rows.
+
+    Raises:
+        ConfigError: the entries are no such table.
+    """
+
+    widths: tuple[int, ...]
+    milliseconds: tuple[float, ...]
+    history: int = SHORT
+    per_position: tuple[float, float] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in zip(self.widths, self.widths[1:], strict=False))
+        if not rising or self.widths[:1] != (1,) or len(self.widths) != len(self.milliseconds):
+            raise ConfigError(f"a cost table needs a cost for each of its widths, ascending from 1, not {self.widths}")
+        if not all(cost > 0 for cost in self.milliseconds) or min(self.per_position) < 0:
+            raise ConfigError("a cost table holds a cost that is not positive")
+
+    def cost(self, width: int, history: int) -> float:
+        """Milliseconds of a pass of ``width`` rows; linear between the widths measured, and beyond them."""
+        right = min(max(sum(each < width for each in self.widths), 1), len(self.widths) - 1)
+        base = self.milliseconds[0]
+        if len(self.widths) > 1:
+            (w0, w1), (c0, c1) = self.widths[right - 1 : right + 1], self.milliseconds[right - 1 : right + 1]
+            base = c0 + (c1 - c0) * (width - w0) / (w1 - w0)
+        fixed, each = self.per_position
+        return base + (history - self.history) * (fixed + each * width)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Makes a proposal's probability mean what it says, given that the ones before it stood.
+
+    ``logit(p) / temperature + offset``, one pair a depth; a depth beyond the last takes the last. A temperature alone
+    (Guo et al., arXiv:1706.04599) cannot mend a draft that keeps back probability for tokens it never proposes. The
+    default is what drafts of the shipped model need (docs/shapes.md).
+    """
+
+    temperatures: tuple[float, ...] = (0.75,)
+    offsets: tuple[float, ...] = (1.3,)
+
+    def __post_init__(self) -> None:
+        if not self.temperatures or len(self.temperatures) != len(self.offsets) or min(self.temperatures) <= 0:
+            raise ConfigError("a calibration needs a positive temperature and an offset for each depth")
+
+    def logit(self, depth: int, probability: float) -> float:
+        """Log-odds that the proposal of this depth (from 1 on) stands."""
+        place = min(depth, len(self.temperatures)) - 1
+        return logit(probability) / self.temperatures[place] + self.offsets[place]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Everything that the adaptive policy knows beforehand, about the machine and the model.
+
+    Attributes:
+        calibration: of greedy texts.
+        sampled: of texts at temperature 1, where noise has its part in whether a proposal stands.
+    """
+
+    costs: CostTable
+    calibration: Calibration = Calibration()
+    sampled: Calibration = Calibration((2.0,), (0.4,))
+
+    def calibration_at(self, temperature: float) -> Calibration:
+        """The nearer of the two."""
+        return self.calibration if temperature < 0.5 else self.sampled
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Tuning:
+        """Read :meth:`to_json`.
+
+        Raises:
+            ConfigError: the text is none.
+        """
+        try:
+            data: Any = json.loads(text)
+            kinds = {"costs": CostTable, "calibration": Calibration, "sampled": Calibration}
+            parts = {name: {key: _frozen(value) for key, value in data[name].items()} for name in kinds}
+            return cls(**{name: kind(**parts[name]) for name, kind in kinds.items()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"not a tuning ({error})") from None
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def logit(probability: float) -> float:
+    """Log-odds, kept finite."""
+    inside = min(max(probability, 1e-4), 1 - 1e-4)
+    return math.log(inside / (1 - inside))
+
+
+def sigmoid(x: float) -> float:
+    """The probability of these log-odds."""
+    return 1 / (1 + math.exp(-x))
+
+
+def measure_costs(backend: Backend, context: int, far: int = 256) -> CostTable:
+    """Time a few passes of each width, behind a short history and a longer one: about a second for a small model.
+
+    Only ratios matter to a decision. Each is the median of those to a pass of one row within a round, so that a machine
+    that is slower at times still shows them.
+
+    Args:
+        context: positions that a sequence of the backend may have.
+        far: positions of the longer history.
+    """
+    near = min(SHORT, context - 1)
+    far = min(far, context - _GROWTH_WIDTHS[-1])
+    passes = [(near, width) for width in WIDTHS if near + width <= context]
+    distant = [(far, width) for width in _GROWTH_WIDTHS] if far >= 4 * near else []
+    sequences = {history: backend.open() for history, _ in passes[:1] + distant[:1]}
+    try:
+        for history, sequence in sequences.items():
+            backend.prefill(sequence, [index % backend.config.vocab_size for index in range(history)])
+        times = _times(backend, sequences, passes + distant)
+    finally:
+        for sequence in sequences.values():
+            backend.close(sequence)
+    growth = _growth(times, near, far) if distant else (0.0, 0.0)
+    return CostTable(tuple(width for _, width in passes), tuple(times[each] for each in passes), near, growth)
+
+
+def _growth(times: Mapping[tuple[int, int], float], near: int, far: int) -> tuple[float, float]:
+    """What a position adds to a pass and to each of its rows."""
+    narrow, wide = _GROWTH_WIDTHS
+    added = [max(times[far, width] - times[near, width], 0.0) / (far - near) for width in (narrow, wide)]
+    each = max(added[1] - added[0], 0.0) / (wide - narrow)
+    return max(added[0] - each * narrow, 0.0), each
+
+
+def _times(
+    backend: Backend, sequences: Mapping[int, int], passes: Sequence[tuple[int, int]]
+) -> dict[tuple[int, int], float]:
+    """Milliseconds of passes (history, width), the first of them the measure of the others; no row is kept."""
+    rounds: list[list[float]] = []
+    end = time.perf_counter() + SECONDS
+    while len(rounds) <= LEAST_ROUNDS or (len(rounds) <= ROUNDS and time.perf_counter() < end):
+        rounds.append([])
+        for history, width in passes:
+            rows = _draft_rows(sequences[history], history, width, backend.config.block_size)
+            begun = time.perf_counter()
+            backend.step(rows)
+            rounds[-1].append((time.perf_counter() - begun) * 1e3)
+    del rounds[0]  # buffers grow in it
+    unit = median(times[0] for times in rounds)
+    return {each: unit * median(times[i] / times[0] for times in rounds) for i, each in enumerate(passes)}
+
+
+def _draft_rows(sequence: int, start: int, width: int, block_size: int) -> list[Row]:
+    """As many plain rows as masks, so that both kinds have their share in the cost."""
+    masks = min(width // 2, block_size - 1)
+    tokens = [*range(width - masks), *(mask(depth) for depth in range(1, masks + 1))]
+    return causal_rows(sequence, tokens, start, [Head.EXACT] * (width - masks) + [Head.DRAFT] * masks, GREEDY)

@@ -1,0 +1,87 @@
+"""A text whose iterations the backend runs by itself (:class:`bitmtp.backends.base.ResidentBackend`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from bitmtp.backends.base import Backend, ResidentBackend, ResidentResult, ResidentText
+from bitmtp.decoding.decoder import Decoder, Finish, Source, Token
+from bitmtp.decoding.state import State
+
+
+def resident_text(decoder: Decoder) -> ResidentText | None:
+    """A decoder's text for the resident loop, or None if something must look at it on the host.
+
+    Penalties and grammars depend on the text, trees and adaptive shapes on more than the loop knows.
+    """
+    state, policy = decoder.state, decoder.policy
+    shaped = policy.topology or policy.window or policy.adaptive or decoder.shaper
+    if shaped or state.grammar is not None or state.sampling.penalised:
+        return None
+    return ResidentText(
+        block_size=policy.block_size,
+        verify=policy.verify.value,
+        tau=policy.tau,
+        min_prefix=policy.min_prefix,
+        verify_bound=policy.verify_bound,
+        choice=state.choice(),
+        limit=decoder.limit,
+        eos_ids=decoder.eos_ids,
+        committed=len(state.committed),
+        pending=tuple(state.pending),
+    )
+
+
+def can_reside(backend: Backend, decoder: Decoder) -> bool:
+    """Whether :func:`decode_resident` may take a decoder; lets the backend make ready for it."""
+    text = resident_text(decoder)
+    if text is None or not isinstance(backend, ResidentBackend):
+        return False
+    return backend.can_reside(replace(text, pending=text.pending[-1:]))  # prefill will have left one
+
+
+def decode_resident(backend: Backend, decoder: Decoder) -> Iterator[list[Token]]:
+    """Decode a started text to its end; yields what is committed as it comes. Closing it leaves the text sound.
+
+    If ``ends`` (a stop string) cuts the text inside an iteration, the figures still count that iteration whole.
+    """
+    text, result = resident_text(decoder), ResidentResult()
+    assert text is not None
+    assert isinstance(backend, ResidentBackend)
+    run = backend.decode_resident(decoder.state.sequence, text, result)
+    try:
+        for batch in run:
+            tokens = _kept(decoder, [Token(token, Source(source)) for token, source in batch])
+            decoder.state.commit([token.id for token in tokens], 0)
+            yield tokens
+            if decoder.finish is not None:
+                return
+        decoder.finish = Finish.STOP if result.stopped else Finish.LENGTH
+    finally:
+        run.close()
+        _settle(backend, decoder.state, result.materialized)
+        _record(decoder, result)
+
+
+def _kept(decoder: Decoder, tokens: list[Token]) -> list[Token]:
+    for index, token in enumerate(tokens):
+        if decoder.ends(token):
+            decoder.finish = Finish.STOP
+            return tokens[: index + 1]
+    return tokens
+
+
+def _settle(backend: Backend, state: State, materialized: int) -> None:
+    """The loop may have gone on behind the last token that was taken: that is forgotten."""
+    state.materialized = min(materialized, len(state.committed) - 1)
+    if state.materialized < materialized:
+        backend.truncate(state.sequence, state.materialized)
+
+
+def _record(decoder: Decoder, result: ResidentResult) -> None:
+    stats = decoder.stats
+    stats.lengths += Counter(result.lengths)
+    for name in ("passes", "iterations", "num_spec_steps", "proposed", "accepted"):
+        setattr(stats, name, getattr(stats, name) + getattr(result, name))
