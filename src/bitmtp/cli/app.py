@@ -12,10 +12,13 @@ import typer
 from bitmtp import __version__
 from bitmtp.cli.bench import bench
 from bitmtp.cli.chat import chat
+from bitmtp.cli.convert import convert
+from bitmtp.cli.eval import eval as evaluate
 from bitmtp.cli.generate import generate
 from bitmtp.cli.info import info
 from bitmtp.cli.serve import serve
 from bitmtp.cli.train import train
+from bitmtp.cli.tune import tune
 from bitmtp.errors import BitMTPError
 
 FAILED, INTERRUPTED = 2, 130
@@ -29,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (generate, chat, info, bench, serve, train):
+for command in (generate, chat, info, bench, convert, evaluate, tune, serve, train):
     app.command()(command)
 
 

@@ -1,0 +1,31 @@
+"""How far a figure measured on some questions may lie from what all questions would give: 95% intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+_Z = 1.959964  # 97.5% of a standard normal distribution lie below it
+
+
+def wilson(right: int, total: int) -> tuple[float, float]:
+    """Interval of a proportion (Wilson 1927): unlike the normal one, it holds for few questions and near 0 and 1."""
+    if not total:
+        return 0.0, 1.0
+    rate, spread = right / total, _Z * _Z / total
+    centre = (rate + spread / 2) / (1 + spread)
+    half = _Z / (1 + spread) * math.sqrt(rate * (1 - rate) / total + spread / (4 * total))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def paired(first: Sequence[bool], second: Sequence[bool]) -> tuple[float, float]:
+    """Mean of ``first - second`` over the same questions, and half the width of its interval.
+
+    Half a question is added to each cell of the table of agreement (Agresti & Min 2005), so that a few questions on
+    which both agree do not pass for certainty.
+    """
+    pairs, total = list(zip(first, second, strict=True)), len(first) + 2
+    won = sum(a and not b for a, b in pairs) + 0.5
+    lost = sum(b and not a for a, b in pairs) + 0.5
+    half = _Z * math.sqrt(won + lost - (won - lost) ** 2 / total) / total
+    return ((won - lost) / len(pairs) if pairs else 0.0), half

@@ -1,0 +1,1 @@
+"""Settings for a model on a machine: measured once, kept in a small file."""

@@ -1,0 +1,48 @@
+"""``bitmtp tune``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bitmtp.benchmark.records import model_fingerprint
+from bitmtp.tuning import search
+from bitmtp.tuning.profile import Profile
+
+from .conftest import Command
+
+
+def test_writes_a_profile(
+    bitmtp: Command, model_flags: list[str], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "BLOCK_SIZES", (2, 4))
+    monkeypatch.setattr(search, "BOUNDS", (0.1,))
+    (tmp_path / "prompts.txt").write_text("One\nTwo\n", encoding="utf-8")
+    file = tmp_path / "profile.json"
+    ran = bitmtp(
+        "tune",
+        *model_flags,
+        "--threads",
+        "1",
+        "--prompts",
+        tmp_path / "prompts.txt",
+        "--max-tokens",
+        "8",
+        "--output",
+        file,
+    )
+    assert ran.code == 0
+    profile = Profile.read(file)
+    profile.check(model_fingerprint(tiny_model), "reference")
+    policy = profile.make_policy(16)
+    assert policy.lossless
+    assert policy.name in ran.out.splitlines()[-1]
+    assert ("drafting does not pay" in ran.out) == (policy.name == "autoregressive")
+    assert profile.threads == 1
+
+
+def test_errors(bitmtp: Command, model_flags: list[str], tmp_path: Path) -> None:
+    ran = bitmtp("tune", *model_flags, "--output", tmp_path / "none" / "profile.json")
+    assert ran.code == 2
+    assert "its folder does not exist" in ran.err
