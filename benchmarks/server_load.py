@@ -145,6 +145,8 @@ def _note(tally: Tally, answer: Answer, alone: Answer, leave: int | None, name: 
     if not alone.text.startswith(answer.text) or (leave is None and answer.text != alone.text):
         tally.wrong.append(f"{name}: {answer.text!r}, alone {alone.text!r}")
     tally.ends["finished" if leave is None else "cancelled"] += 1
+    if leave is not None:  # an event may bring several tokens, and the usage did not arrive
+        answer.tokens = round(alone.tokens * len(answer.text) / max(len(alone.text), 1))
     tally.tokens += answer.tokens
     if answer.first:
         tally.ttft.append(answer.first)

@@ -60,7 +60,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``; special tokens written in it are recognised, none is added."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.encode_batch([text])[0]  # unlike the library's `encode` it lets other threads run
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of many texts, on all cores."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import DATA
 
+from bitmtp.decoding.policies import POLICIES
 from bitmtp.engine import Request
 from bitmtp.sampling import Sampling
 
@@ -67,6 +68,7 @@ def test_figures_of_drafting_come_with_usage(served: Running) -> None:
     assert usage["mean_acceptance_length"] == pytest.approx(alone.mean_acceptance_length)
     assert usage["draft_acceptance_rate"] == pytest.approx(alone.draft_acceptance_rate)
     assert usage["num_spec_steps"] == alone.num_spec_steps > 0
+    assert usage["passes"] == alone.passes
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_prompts_of_token_ids(served: Running) -> None:
     assert len(both) == 2
 
 
-@pytest.mark.parametrize("policy", ["autoregressive", "speculative", "confidence", "hybrid"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_streams_say_what_whole_answers_say(served: Running, policy: str) -> None:
     body = {"max_tokens": 40, "seed": 4, "n": 2, "decoding": {"policy": policy}}
     for prompt in (DATA / "prompts.txt").read_text(encoding="utf-8").splitlines()[:3]:
@@ -325,9 +327,11 @@ def test_broken_bodies(served: Running, content: bytes) -> None:
 
 
 def test_unknown_paths_and_methods(served: Running) -> None:
-    for response in (served.client.get(served.url + "/v1/nothing"), served.client.get(served.url + "/v1/completions")):
-        assert response.status_code in (404, 405)
-        assert "error" in response.json()
+    for method, path in [("GET", "/v1/nothing"), ("POST", "/v1/responses"), ("DELETE", "/index.html")]:
+        response = served.client.request(method, served.url + path)
+        assert response.status_code == 404
+        assert response.json()["error"]["message"] == f"{method} {path}: Not Found"
+    assert "error" in served.client.get(served.url + "/v1/completions").json()
 
 
 def test_a_deadline_is_an_error_in_either_form(served: Running) -> None:

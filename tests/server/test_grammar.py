@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bitmtp.decoding.policies import POLICIES
 from bitmtp.engine import Engine
 from bitmtp.server.errors import ApiError
 from bitmtp.server.grammar import Grammars, TokenGrammar
@@ -129,19 +130,19 @@ def test_a_schema_that_turns_out_too_complex_is_the_clients_error(served: Runnin
 def test_answers_are_valid_under_every_policy(served: Running, name: str) -> None:
     for seed in range(3):
         texts = {}
-        for policy in ("autoregressive", "speculative", "confidence", "hybrid"):
+        for policy in POLICIES:
             answer = served.post(
                 "/v1/chat/completions",
                 messages=[{"role": "user", "content": "Tell me as JSON."}],
                 response_format={"type": "json_schema", "json_schema": {"name": name, "schema": SCHEMAS[name]}},
                 max_tokens=200,
                 seed=seed,
-                decoding={"policy": policy, **({} if policy in ("autoregressive", "speculative") else {"tau": 0.2})},
+                decoding={"policy": policy, **({"tau": 0.2} if policy in ("confidence", "hybrid") else {})},
             ).json()["choices"][0]
             texts[policy] = answer["message"]["content"]
             assert answer["finish_reason"] == "stop", answer
             jsonschema.validate(json.loads(texts[policy]), SCHEMAS[name])
-        assert texts["speculative"] == texts["autoregressive"]
+        assert texts["speculative"] == texts["auto"] == texts["autoregressive"]
 
 
 def test_any_json_object(served: Running) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,16 @@ def test_stopping_reports_a_stream_that_does_not_end(own_engine: Engine) -> None
 def test_options_out_of_range(engine: Engine, change: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         ServerOptions(**{"model_name": "m", "policy": engine.default_policy(), **change})
+
+
+def test_a_huge_prompt_is_refused_while_others_are_served(served: Running) -> None:
+    request = ("POST", served.url + "/v1/completions")
+    with ThreadPoolExecutor(1) as threads:
+        huge = threads.submit(served.client.request, *request, json={"prompt": "otter " * 600_000})
+        answers = 0
+        while not huge.done():
+            assert served.client.get(served.url + "/health").status_code == 200
+            answers += 1
+    assert huge.result().status_code == 400
+    assert "context" in huge.result().json()["error"]["message"]
+    assert answers > 20

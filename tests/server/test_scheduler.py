@@ -95,7 +95,7 @@ REQUESTS = st.builds(
     ),
     st.integers(0, 9),
     st.integers(1, 150),
-    st.sampled_from(["speculative", "confidence", "hybrid"]),
+    st.sampled_from(["speculative", "auto", "confidence", "hybrid"]),
     st.sampled_from([None, 4, 16]),
     st.sampled_from(
         [

@@ -19,7 +19,7 @@ from .conftest import Brake, opened
 PROMPT = "Once there was a model"
 KEY = "sk-page"
 DONE = re.compile(r"^Done: \d+ tokens$")
-POLICIES = ("speculative", "autoregressive", "confidence", "hybrid")
+POLICIES = ("speculative", "auto", "autoregressive", "confidence", "hybrid")
 
 
 def set_up(page: Page, **settings: Any) -> None:
@@ -150,6 +150,7 @@ def test_only_settings_that_the_policy_has_are_offered_and_sent(page: Page) -> N
     expected = {
         "autoregressive": {},
         "speculative": {"block_size": 4},
+        "auto": {"block_size": 4},
         "confidence": {"block_size": 4, "tau": 0.5},
         "hybrid": {"block_size": 4, "tau": 0.5, "min_prefix": 2},
     }

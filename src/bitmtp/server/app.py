@@ -17,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from bitmtp import __version__
 from bitmtp.decoding.policies import POLICIES
@@ -44,7 +45,7 @@ STATIC = Path(__file__).parent / "static"
 _REASONS = {
     400: "the request cannot be carried out as asked",
     401: "an API key is required",
-    404: "no such model",
+    404: "no such model or endpoint",
     408: "the request did not arrive in time, or ran into its time limit",
     413: "the body is too large",
     429: "the queue is full",
@@ -55,6 +56,16 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": reason} for status, reason in _REASONS.items()
 }
 _STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+
+
+class Page(StaticFiles):
+    """The page, and 404 for whatever there is not: a client that asks for an endpoint of another server is told so."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a file."""
+        if scope["method"] not in ("GET", "HEAD"):
+            raise HTTPException(404)
+        await super().__call__(scope, receive, send)
 
 
 def create_app(engine: Engine, options: ServerOptions) -> FastAPI:
@@ -76,7 +87,7 @@ def create_app(engine: Engine, options: ServerOptions) -> FastAPI:
     _add_errors(app)
     paths = [path for route in app.routes if (path := getattr(route, "path", None))]
     if STATIC.is_dir():
-        app.mount("/", StaticFiles(directory=STATIC, html=True))
+        app.mount("/", Page(directory=STATIC, html=True))
     app.add_middleware(LimitBody, max_bytes=options.max_body_bytes, timeout=options.receive_timeout)
     if options.api_keys:
         app.add_middleware(RequireKey, keys=options.api_keys)
@@ -154,9 +165,9 @@ def _add_errors(app: FastAPI) -> None:
         return await api_error(request, _explained(error.errors()[0]))
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
-        body = ApiError(error.status_code, str(error.detail), "http_error").body()
-        return JSONResponse(body, error.status_code, error.headers)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return JSONResponse(ApiError(error.status_code, message, "http_error").body(), error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def fault(request: Request, _: Exception) -> Response:

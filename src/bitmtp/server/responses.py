@@ -31,6 +31,7 @@ class Usage(BaseModel):
     mean_acceptance_length: float
     draft_acceptance_rate: float
     num_spec_steps: int
+    passes: int
 
 
 class DecodingReport(BaseModel):

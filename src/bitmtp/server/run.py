@@ -28,6 +28,7 @@ class Run:
     Attributes:
         results: of the choices that ended, by index.
         stats: counts over all choices.
+        completion_tokens: written so far, over all choices.
         first: seconds from arrival to the first token; None before it.
     """
 
@@ -35,9 +36,10 @@ class Run:
         self.plan = plan
         self.results: dict[int, Result] = {}
         self.stats = Stats()
+        self.completion_tokens = 0
         self.first: float | None = None
         self.error: ApiError | None = None
-        self._cached = [len(ids) for ids in plan.prompts]
+        self._cached = [0 for _ in plan.prompts]
         self._scheduler = scheduler
         self._receive = receive
         self._begun = time.monotonic()
@@ -100,6 +102,7 @@ class Run:
     def _note(self, index: int, update: Update) -> None:
         if update.error is not None:
             raise update.error
+        self.completion_tokens += len(update.pieces)
         if self.first is None and update.pieces:
             self.first = time.monotonic() - self._begun
         if update.result is not None:
@@ -122,11 +125,6 @@ class Run:
         """Of those, the ones that did not have to be run."""
         n = self.plan.n
         return sum(min(self._cached[start : start + n]) for start in range(0, len(self._cached), n))
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens written, over all choices that ended."""
-        return sum(result.num_tokens for result in self.results.values())
 
 
 def _sum(a: Stats, b: Stats) -> Stats:

@@ -212,10 +212,11 @@ class Scheduler:
 
     def _pass(self, batch: Sequence[tuple[_Slot, list[Row]]]) -> None:
         begun = time.perf_counter()
-        tops = [slot.job.top for slot, _ in batch if slot.job.top is not None]
+        shown = [slot.job.top for slot, _ in batch if slot.job.top is not None]
+        top = max([slot.decoder.top for slot, _ in batch] + shown)
         rows = [row for _, own in batch for row in own]
         try:
-            outputs = self._engine.backend.step(rows, top=max(tops, default=0), logits=bool(tops))
+            outputs = self._engine.backend.step(rows, top=top, logits=bool(shown))
         except Exception as error:
             for slot, _ in batch:
                 self._drop(slot, error)

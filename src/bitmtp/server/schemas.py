@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-PolicyName = Literal["autoregressive", "speculative", "confidence", "hybrid"]
+PolicyName = Literal["autoregressive", "speculative", "auto", "confidence", "hybrid"]
 Unit = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]

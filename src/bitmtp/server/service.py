@@ -127,6 +127,7 @@ class _Reply:
             mean_acceptance_length=run.stats.mean_acceptance_length,
             draft_acceptance_rate=run.stats.draft_acceptance_rate,
             num_spec_steps=run.stats.num_spec_steps,
+            passes=run.stats.passes,
         )
 
     def _report(self) -> DecodingReport:

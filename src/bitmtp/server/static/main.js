@@ -6,6 +6,7 @@ import { Pane, alignCharts } from "./view.js";
 // Which settings a policy has; the server refuses the others. Lossy: the text may differ from the autoregressive one.
 const POLICIES = {
   speculative: { settings: ["block_size"], lossy: false },
+  auto: { settings: ["block_size"], lossy: false },
   autoregressive: { settings: [], lossy: false },
   confidence: { settings: ["block_size", "tau"], lossy: true },
   hybrid: { settings: ["block_size", "tau", "min_prefix"], lossy: true },

@@ -2,7 +2,6 @@
 export class Trace {
   ids = [];
   lengths = []; // tokens that each iteration committed; the first token comes from the prompt and belongs to none
-  passes = 0;
   #first = null;
   #last = null;
 
@@ -15,8 +14,6 @@ export class Trace {
       return;
     }
     this.lengths.push(tokens.length);
-    // Behind its first token only a verify pass commits anything that is not merely confident.
-    this.passes += tokens.slice(1).some((token) => token.source !== "confident") ? 2 : 1;
   }
 
   get #decoded() {
@@ -33,9 +30,9 @@ export class Trace {
     return this.#decoded / this.lengths.length;
   }
 
-  /** Passes that autoregressive decoding would have run in addition. */
-  get saved() {
-    return this.#decoded - this.passes;
+  /** How many more passes autoregressive decoding would have run than these. */
+  saved(passes) {
+    return this.#decoded - passes;
   }
 
   /** Index of the first token that differs from another run's; -1 if none does. */

@@ -19,7 +19,7 @@ export class Pane {
     this.#chart = new Chart(this.#part("chart"));
     this.#part("policy").textContent = policy;
     this.#part("badge").hidden = true;
-    this.#part("accepted-rate").textContent = NONE;
+    for (const name of ["accepted-rate", "saved"]) this.#part(name).textContent = NONE;
     this.#update();
   }
 
@@ -51,7 +51,8 @@ export class Pane {
   }
 
   /** Show what only the server knows: the event's `usage`. */
-  finish({ draft_acceptance_rate, num_spec_steps }) {
+  finish({ draft_acceptance_rate, num_spec_steps, passes }) {
+    this.#part("saved").textContent = this.trace.saved(passes);
     if (num_spec_steps) this.#part("accepted-rate").textContent = `${(100 * draft_acceptance_rate).toFixed(0)}%`;
   }
 
@@ -67,11 +68,10 @@ export class Pane {
   }
 
   #update() {
-    const { ids, lengths, speed, meanLength, saved } = this.trace;
+    const { ids, lengths, speed, meanLength } = this.trace;
     this.#part("tokens").textContent = ids.length;
     this.#part("speed").textContent = number(speed, 1);
     this.#part("length").textContent = number(meanLength, 2);
-    this.#part("saved").textContent = saved;
     this.#chart.label = `Tokens per iteration: ${lengths.length} iterations, mean ${number(meanLength, 2)}`;
   }
 
