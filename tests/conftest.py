@@ -29,6 +29,7 @@ from bitmtp.tokenizer import Tokenizer as BitMTPTokenizer
 DATA = Path(__file__).parent / "data"
 # Folders whose tests need an extra: folder → module, and what installs it.
 NEEDS = {
+    "backends/cuda": ("cuda", "pip install 'bitmtp[cuda]'"),
     "training": ("torch", "pip install 'bitmtp[train]'"),
     "server": ("fastapi", "pip install 'bitmtp[serve]'"),
     "server_page": ("playwright", "pip install 'bitmtp[dev]'"),
@@ -174,13 +175,24 @@ def random_tokens(random: np.random.Generator, count: int, config: ModelConfig) 
     return list(tokens)
 
 
-@pytest.fixture(params=["reference", "cpu"])
+@pytest.fixture(params=["reference", "cpu", "cuda"])
 def backend_name(request: pytest.FixtureRequest) -> str:
     """Every backend that runs here."""
     name: str = request.param
     if reason := why_unavailable(name):
         pytest.skip(reason)
     return name
+
+
+@pytest.fixture(scope="session")
+def gpu() -> Any:
+    """An NVIDIA GPU; tests of kernels are skipped where there is none."""
+    from bitmtp.backends.cuda.device import Gpu
+
+    try:
+        return Gpu()
+    except BackendError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

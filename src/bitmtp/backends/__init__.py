@@ -3,6 +3,8 @@ and a loader here."""
 
 from __future__ import annotations
 
+import ctypes
+import logging
 from collections.abc import Callable
 
 from bitmtp.backends.base import Backend
@@ -22,7 +24,36 @@ def _cpu(checkpoint: Checkpoint, threads: int | None, context: int) -> Backend:
     return CpuBackend(checkpoint, threads=threads, context=context)
 
 
-BACKENDS: dict[str, Callable[[Checkpoint, int | None, int], Backend]] = {"cpu": _cpu, "reference": _reference}
+def _cuda(checkpoint: Checkpoint, _: int | None, context: int) -> Backend:
+    from bitmtp.backends.cuda.backend import CudaBackend
+
+    return CudaBackend(checkpoint, context)
+
+
+BACKENDS: dict[str, Callable[[Checkpoint, int | None, int], Backend]] = {
+    "cpu": _cpu,
+    "cuda": _cuda,
+    "reference": _reference,
+}
+
+
+def _has_driver() -> bool:
+    """Whether NVIDIA's driver is installed; asking costs a millisecond."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _fastest(checkpoint: Checkpoint, threads: int | None, context: int) -> Backend:
+    """CUDA where there is a driver and it can run this model, otherwise the CPU, with a notice."""
+    if _has_driver():
+        try:
+            return _cuda(checkpoint, threads, context)
+        except BackendError as error:
+            logging.getLogger("bitmtp").warning("running on the CPU: %s", error)
+    return _cpu(checkpoint, threads, context)
 
 
 def load_backend(name: str, checkpoint: Checkpoint, *, threads: int | None, context: int) -> Backend:
@@ -32,7 +63,7 @@ def load_backend(name: str, checkpoint: Checkpoint, *, threads: int | None, cont
         BackendError: unknown name, or it cannot run on this machine.
     """
     if name == "auto":
-        name = "cpu"
+        return _fastest(checkpoint, threads, context)
     if name not in BACKENDS:
         raise BackendError(f"unknown backend {name!r}; choose one of auto, {', '.join(BACKENDS)}")
     return BACKENDS[name](checkpoint, threads, context)

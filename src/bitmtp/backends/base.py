@@ -3,10 +3,10 @@ about policies, blocks or trees."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from bitmtp.config import ModelConfig
 from bitmtp.numerics import Float32
@@ -122,6 +122,63 @@ class Backend(Protocol):
 
         Raises:
             ValueError: a row is windowed, a mask, out of place, or does not see exactly what now stands before it.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentText:
+    """A text at an iteration's boundary and the policy that goes on with it, for a backend that iterates by itself.
+
+    Attributes:
+        block_size, verify, tau, min_prefix, verify_bound: of the policy; ``verify`` is the value of its ``Verify``.
+        choice: how every token is chosen; without penalties and grammar, which depend on the text.
+        limit: length of prompt and text at which it ends.
+        committed: length of prompt and text now.
+        pending: the last committed tokens, those that are not materialized.
+    """
+
+    block_size: int
+    verify: str
+    tau: float
+    min_prefix: int
+    verify_bound: float
+    choice: Choice
+    limit: int
+    eos_ids: frozenset[int]
+    committed: int
+    pending: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class ResidentResult:
+    """Where such a text stands once the backend has stopped: counts as in :class:`bitmtp.decoding.stats.Stats`."""
+
+    materialized: int = 0
+    stopped: bool = False  # by an end-of-sequence token
+    passes: int = 0
+    iterations: int = 0
+    num_spec_steps: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    lengths: dict[int, int] = field(default_factory=dict)
+
+
+@runtime_checkable
+class ResidentBackend(Protocol):
+    """What a backend offers besides, if it runs whole iterations (draft, decide, verify, commit) without the host."""
+
+    def can_reside(self, text: ResidentText) -> bool:
+        """Whether it can go on with this text, and has made ready for it."""
+        ...
+
+    def decode_resident(
+        self, sequence: int, text: ResidentText, result: ResidentResult
+    ) -> Generator[list[tuple[int, str]], None, None]:
+        """Committed tokens and their sources (``exact``, ``accepted``, ``confident``) as they come, to the text's end.
+
+        Closing the iterator ends the loop with the iteration that runs. ``result`` is filled in either way, and the
+        sequence's history is what it says.
         """
         ...
 

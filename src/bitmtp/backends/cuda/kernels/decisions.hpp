@@ -1,0 +1,329 @@
+// What an iteration of the resident loop decides: the twin of decoding/policy.py, state.py and decoder.py, as one header
+// that compiles as C++ (tested against the Python without a GPU) and as CUDA.
+//
+// Under CUDA one warp runs every function, all lanes together, on a Loop and a Kept in shared memory; `prefix`, `each` and
+// `once` are the only places that know of lanes. Between them, all lanes compute the same.
+#pragma once
+
+#include "pass.cuh"
+
+#ifdef __CUDACC__
+#define TWIN __device__ inline
+#else
+#define TWIN inline
+#endif
+
+namespace decisions {
+
+constexpr int MAX_BLOCK = 32;  // the checkpoint format's largest block
+constexpr int MAX_EOS = 16;
+constexpr unsigned RING_SIZE = 4096;  // a power of two: positions wrap with their counter
+
+enum Verify : int { VERIFY_ALWAYS = 0, VERIFY_IF_SHORT = 1, VERIFY_NEVER = 2 };
+enum Source : int { SOURCE_EXACT = 0, SOURCE_ACCEPTED = 1, SOURCE_CONFIDENT = 2 };
+
+// The loop goes on while RUNNING. STOP and LENGTH end the text; the others are pauses, after which it may be begun again.
+enum Status : int { RUNNING = 0, STOP = 1, LENGTH = 2, INTERRUPTED = 3, NEEDS_MEMORY = 4, RING_FULL = 5 };
+
+struct Policy {
+    double tau;
+    double verify_bound;
+    int block_size;
+    int verify;  // Verify
+    int min_prefix;
+    int reserved;
+};
+
+// One text. Mirrored, like all structures here, in resident_layout.py.
+struct alignas(16) Loop {
+    Policy policy;
+    int limit;     // length of prompt and text at which it ends
+    int capacity;  // positions that K/V memory is mapped for and the captured passes reach
+    int choice;    // of every row: index into Pass::choices, or -1: greedy
+    int num_eos;
+    int eos[MAX_EOS];
+    int committed;
+    int materialized;
+    int status;     // Status
+    unsigned sent;  // tokens ever written to the ring
+    int pending[MAX_BLOCK];
+    int proposals[MAX_BLOCK];
+    int num_proposals;  // set aside to verify; 0 at an iteration's boundary
+    int passes;
+    int iterations;
+    int num_spec_steps;
+    int proposed;
+    int accepted;
+    int lengths[MAX_BLOCK + 2];  // iterations that committed 0, 1, … D + 1 tokens
+};
+
+// Pinned host memory. An entry carries its own number, and 8 bytes arrive as one: no fence and no second counter.
+struct alignas(64) Ring {
+    unsigned received;  // the host's: tokens it has taken
+    int stop;           // the host's: not 0 to interrupt
+    int reserved[14];   // what the GPU writes lies on other cache lines
+    unsigned long long entries[RING_SIZE];
+};
+
+// The host's half of the ring, read as one.
+struct Control {
+    unsigned received;
+    int stop;
+};
+
+// Of an Output, what decides.
+struct Chosen {
+    int token;
+    float probability;
+};
+
+// What an iteration committed.
+struct Kept {
+    int count;
+    int tokens[MAX_BLOCK + 1];
+    int sources[MAX_BLOCK + 1];  // Source
+};
+
+// After a draft pass: commit this many proposals as they are, or verify this many. One of the two is 0.
+struct Decision {
+    int commit;
+    int verify;
+};
+
+// Lanes
+
+// How many of 0 … n - 1, from the first on, hold.
+template <class Holds>
+TWIN int prefix(int n, Holds holds) {
+#ifdef __CUDACC__
+#pragma unroll 1  // a small kernel starts sooner than an unrolled one
+    for (int base = 0; base < n; base += 32) {
+        int i = base + threadIdx.x;
+        unsigned failing = __ballot_sync(0xffffffffu, i < n && !holds(i));
+        if (failing) return base + __ffs(failing) - 1;
+    }
+    return n;
+#else
+    int length = 0;
+    while (length < n && holds(length)) ++length;
+    return length;
+#endif
+}
+
+// act(0) … act(n - 1), in any order. What was read before it, is read before it writes; what it writes, all lanes see after.
+template <class Act>
+TWIN void each(int n, Act act) {
+#ifdef __CUDACC__
+    __syncwarp();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n; i += 32) act(i);
+    __syncwarp();
+#else
+    for (int i = 0; i < n; ++i) act(i);
+#endif
+}
+
+template <class Act>
+TWIN void once(Act act) {
+    each(1, [&](int) { act(); });
+}
+
+TWIN int least(int a, int b) { return a < b ? a : b; }
+
+// policy.py
+
+TWIN int confident_prefix(const Chosen* proposals, int n, double tau) {
+    return prefix(n, [&](int i) { return i == 0 || double(proposals[i].probability) >= tau; });
+}
+
+// The joint probability is a product in order, so this one is no `prefix`.
+TWIN int worth_verifying(const Chosen* proposals, int n, double bound) {
+    double joint = 1.0;
+    int length = 1;
+    for (; length < n; ++length) {
+        joint *= double(proposals[length].probability);
+        if (joint < bound) break;
+    }
+    return length;
+}
+
+// chosen[i]: what the verifier's row of proposal i says comes next.
+TWIN int longest_match(const int* proposals, const Chosen* chosen, int n) {
+    return prefix(n, [&](int i) { return i == 0 || proposals[i] == chosen[i - 1].token; });
+}
+
+TWIN Decision decide(const Policy& policy, const Chosen* proposals, int n, int room) {
+    if (n == 1) return {1, 0};
+    int confident = least(confident_prefix(proposals, n, policy.tau), room);
+    if (policy.verify == VERIFY_NEVER || (policy.verify == VERIFY_IF_SHORT && confident >= policy.min_prefix))
+        return {confident, 0};
+    // A verify pass commits at least one token of its own behind what it accepts.
+    int verify = least(worth_verifying(proposals, n, policy.verify_bound), room - 1);
+    return verify ? Decision{0, verify} : Decision{1, 0};
+}
+
+// state.py
+
+TWIN int room(const Loop& loop) { return loop.limit - loop.committed; }
+
+TWIN int num_pending(const Loop& loop) { return loop.committed - loop.materialized; }
+
+// Proposals of the draft pass that stands at this boundary.
+TWIN int block(const Loop& loop) { return least(loop.policy.block_size, room(loop)); }
+
+TWIN Row causal_row(const Loop& loop, int i, int token, int head) {
+    return {~0ull >> (63 - i), token, loop.materialized + i, 0, i, head, loop.choice, 0, 0};
+}
+
+// Pending rows, the last one the anchor, then masks.
+TWIN Row draft_row(const Loop& loop, int i) {
+    int anchor = num_pending(loop) - 1;
+    if (i > anchor) return causal_row(loop, i, anchor - i, HEAD_DRAFT);
+    return causal_row(loop, i, loop.pending[i], i == anchor ? HEAD_EXACT : HEAD_NONE);
+}
+
+// The pass's store, choices and top are the host's; materializing is free, because only the length changes.
+TWIN void set_shape(const Loop& loop, Pass& pass, int width) {
+    once([&] {
+        pass.width = width;
+        pass.num_sequences = 1;
+        pass.sequences[0].length = loop.materialized;
+        pass.sequences[0].first = 0;
+        pass.sequences[0].rows = width;
+        pass.sequences[0].linear = 1;
+    });
+}
+
+TWIN void plan_draft(const Loop& loop, Pass& pass) {
+    int width = num_pending(loop) + block(loop) - 1;
+    set_shape(loop, pass, width);
+    each(width, [&](int i) { pass.rows[i] = draft_row(loop, i); });
+}
+
+TWIN void plan_verify(const Loop& loop, Pass& pass) {
+    set_shape(loop, pass, loop.num_proposals);
+    each(loop.num_proposals, [&](int i) { pass.rows[i] = causal_row(loop, i, loop.proposals[i], HEAD_EXACT); });
+}
+
+// decoder.py
+
+TWIN bool ends(const Loop& loop, int token) {
+    for (int i = 0; i < loop.num_eos; ++i)
+        if (loop.eos[i] == token) return true;
+    return false;
+}
+
+// Of `written` tokens, the ones up to the first that ends the text.
+TWIN int kept_of(const Loop& loop, const Kept& kept, int written) {
+    return least(prefix(written, [&](int i) { return !ends(loop, kept.tokens[i]); }) + 1, written);
+}
+
+// The tokens in `kept` are text now. `materialized` are in the store; `drafts`: the first this many were proposals, the
+// anchor's own among them; `proposed`: mask proposals that could have been committed.
+TWIN void commit(Loop& loop, Kept& kept, int count, int materialized, int drafts, int proposed, bool drafted) {
+    bool stopped = ends(loop, kept.tokens[count - 1]);
+    once([&] {
+        kept.count = count;
+        loop.committed += count;
+        loop.materialized += materialized;
+        loop.num_proposals = 0;
+        loop.status = stopped ? STOP : RUNNING;
+        loop.iterations += 1;
+        loop.num_spec_steps += drafted;
+        loop.proposed += proposed;
+        loop.accepted += least(count, drafts) - 1;
+        loop.lengths[count] += 1;
+    });
+    int pending = num_pending(loop);
+    each(pending, [&](int i) { loop.pending[i] = kept.tokens[count - pending + i]; });
+}
+
+// The pending rows are history, the proposals wait for the verifier.
+TWIN void set_aside(Loop& loop, Kept& kept, const Chosen* proposals, int count) {
+    each(count, [&](int i) { loop.proposals[i] = proposals[i].token; });
+    once([&] {
+        kept.count = 0;
+        loop.materialized = loop.committed;
+        loop.num_proposals = count;
+    });
+}
+
+// After a draft pass: commit proposals, or set them aside to verify. outputs[i] is of row i.
+TWIN void judge(Loop& loop, const Chosen* outputs, Kept& kept) {
+    int pending = num_pending(loop), n = block(loop);
+    const Chosen* proposals = outputs + pending - 1;
+    Decision decision = decide(loop.policy, proposals, n, room(loop));
+    once([&] { loop.passes += 1; });
+    if (decision.verify) return set_aside(loop, kept, proposals, decision.verify);
+    each(decision.commit, [&](int i) {
+        kept.tokens[i] = proposals[i].token;
+        kept.sources[i] = i == 0 ? SOURCE_EXACT : SOURCE_CONFIDENT;
+    });
+    commit(loop, kept, kept_of(loop, kept, decision.commit), pending, decision.commit, n - 1, n > 1);
+}
+
+// After a verify pass: the longest match, then the verifier's own token.
+TWIN void accept(Loop& loop, const Chosen* outputs, Kept& kept) {
+    int n = loop.num_proposals, length = longest_match(loop.proposals, outputs, n);
+    each(length + 1, [&](int i) {
+        kept.tokens[i] = i == 0 ? loop.proposals[0] : outputs[i - 1].token;
+        kept.sources[i] = i == 0 || i == length ? SOURCE_EXACT : SOURCE_ACCEPTED;
+    });
+    once([&] { loop.passes += 1; });
+    int count = kept_of(loop, kept, length + 1);
+    commit(loop, kept, count, least(length, count - 1), length, n - 1, true);
+}
+
+// The loop around them
+
+// Token in bits 0-31, source in 32-33, and above them its number plus 1 (an empty ring is zero, one lap ago is another).
+TWIN unsigned long long entry(int token, int source, unsigned number) {
+    return (unsigned long long)(number + 1) << 34 | (unsigned long long)source << 32 | (unsigned)token;
+}
+
+TWIN void send(Loop& loop, const Kept& kept, Ring& ring) {
+    unsigned first = loop.sent;
+    each(kept.count, [&](int i) {
+        volatile unsigned long long* place = &ring.entries[(first + i) % RING_SIZE];
+        *place = entry(kept.tokens[i], kept.sources[i], first + i);
+    });
+    once([&] { loop.sent = first + kept.count; });
+}
+
+// Why the next iteration must not begin now; RUNNING if it may.
+TWIN int status_of(const Loop& loop, Control control) {
+    if (loop.status == STOP) return STOP;
+    if (room(loop) <= 0) return LENGTH;
+    if (control.stop) return INTERRUPTED;
+    // The verifier may run as many rows behind the whole text as there are proposals.
+    if (loop.committed + block(loop) > loop.capacity) return NEEDS_MEMORY;
+    unsigned waiting = loop.sent - control.received;
+    return waiting + block(loop) + 1 > RING_SIZE ? RING_FULL : RUNNING;
+}
+
+// At an iteration's boundary: plan the next draft, if there is to be one.
+TWIN void advance(Loop& loop, Pass& pass, Control control) {
+    int status = status_of(loop, control);
+    once([&] { loop.status = status; });
+    if (status == RUNNING) plan_draft(loop, pass);
+}
+
+// After a draft pass. True: the pass to run next is a verify pass.
+TWIN bool after_draft(Loop& loop, Pass& pass, const Chosen* outputs, Kept& kept, Ring& ring, Control control) {
+    judge(loop, outputs, kept);
+    if (loop.num_proposals) {
+        plan_verify(loop, pass);
+        return true;
+    }
+    send(loop, kept, ring);
+    advance(loop, pass, control);
+    return false;
+}
+
+TWIN void after_verify(Loop& loop, Pass& pass, const Chosen* outputs, Kept& kept, Ring& ring, Control control) {
+    accept(loop, outputs, kept);
+    send(loop, kept, ring);
+    advance(loop, pass, control);
+}
+
+}  // namespace decisions

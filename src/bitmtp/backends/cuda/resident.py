@@ -1,0 +1,151 @@
+"""The resident loop: whole iterations (draft, decide, verify, accept, commit) as one graph, without the host.
+
+    begin · WHILE(again) { draft pass · judge · IF(verify) { verify pass · accept } }
+
+The host reads finished tokens from a ring in pinned memory as they come. Decisions are ``kernels/decisions.hpp``'s, the
+twin of ``bitmtp.decoding.policy``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitmtp.backends.base import ResidentResult, ResidentText
+from bitmtp.backends.cuda.atlas import Atlas, capacity_class
+from bitmtp.backends.cuda.device import Gpu, Kernel
+from bitmtp.backends.cuda.network import Network, PassShape, width_class
+from bitmtp.backends.cuda.resident_layout import LOOP, MAX_BLOCK, RING, SOURCES, VERIFY, RingReader, Status
+from bitmtp.backends.cuda.state import greedy
+
+_POLL_SECONDS = 20e-6
+
+
+@dataclass(frozen=True, slots=True)
+class LoopShape:
+    """What a loop's graph depends on.
+
+    Attributes:
+        draft: width class of its draft passes.
+        verify: width class of its verify passes; 0: there are none.
+        capacity: positions that its passes reach.
+        filtered: rows may have filters or biases.
+    """
+
+    draft: int
+    verify: int
+    capacity: int
+    filtered: bool
+
+
+def loop_shape(text: ResidentText, capacity: int, filtered: bool) -> LoopShape:
+    """The graph that runs a text; a lossy policy leaves up to a block of tokens pending."""
+    pending = 1 if text.verify == "always" else text.block_size
+    widest = max(pending, len(text.pending)) + text.block_size - 1
+    verify = 0 if text.verify == "never" else width_class(text.block_size)
+    return LoopShape(width_class(widest), verify, capacity, filtered)
+
+
+def loop_record(text: ResidentText) -> Any:
+    """The ``Loop`` structure at a text's beginning."""
+    loop = np.zeros((), LOOP)
+    loop["policy"] = text.tau, text.verify_bound, text.block_size, VERIFY.index(text.verify), text.min_prefix, 0
+    loop["limit"], loop["committed"] = text.limit, text.committed
+    loop["materialized"] = text.committed - len(text.pending)
+    loop["num_eos"] = len(text.eos_ids)
+    loop["eos"][: len(text.eos_ids)] = sorted(text.eos_ids)
+    loop["pending"][: len(text.pending)] = text.pending
+    loop["choice"] = -1 if greedy(text.choice) else 0
+    return loop
+
+
+class ResidentLoop:
+    """Runs one text at a time; the pass structure must hold its sequence's store and its choice before."""
+
+    def __init__(self, gpu: Gpu, network: Network) -> None:
+        self._gpu, self._network = gpu, network
+        self._loop = gpu.zeros(LOOP.itemsize)
+        self.ring = RingReader(gpu.pinned(RING, ()))
+        self.atlas: Atlas[LoopShape] = Atlas(gpu, self._record)
+
+    def _kernel(self, name: str) -> Kernel:
+        return self._gpu.kernel("resident.cu", name, {}, grid=(1,), block=32)
+
+    def _record(self, builder: Any, shape: LoopShape) -> None:
+        launch, state, outputs = self._gpu.launch, self._network.buffers.state, self._network.buffers.outputs
+        ring = np.uintp(self.ring.memory.ctypes.data)
+        again = builder.create_condition(default_value=0)
+        handle = np.uint64(int(again.handle))
+        launch(builder, self._kernel("begin"), self._loop, state, ring, handle, overlap=False)
+        body = builder.while_loop(again).begin_building()
+        self._network.record(body, PassShape(shape.draft, shape.capacity, 1, shape.filtered, shape.draft > 1))
+        arguments = self._loop, state, outputs, ring, handle
+        if not shape.verify:  # what is never true may be written to the other condition, which is set after it
+            launch(body, self._kernel("judge"), *arguments, handle)
+        else:
+            verify = body.create_condition(default_value=0)
+            launch(body, self._kernel("judge"), *arguments, np.uint64(int(verify.handle)))
+            then = body.if_then(verify).begin_building()
+            self._network.record(then, PassShape(shape.verify, shape.capacity, 1, shape.filtered))
+            launch(then, self._kernel("accept"), *arguments)
+            then.end_building()
+        body.end_building()
+
+    def capacities(self, text: ResidentText) -> Iterator[int]:
+        """The capacity classes that a text passes through from where it stands to its limit."""
+        capacity, last = capacity_class(text.committed + 2 * MAX_BLOCK), capacity_class(text.limit + 2 * MAX_BLOCK)
+        while capacity <= last:
+            yield capacity
+            capacity *= 2
+
+    def run(
+        self, text: ResidentText, filtered: bool, reserve: Callable[[int], int], result: ResidentResult
+    ) -> Iterator[list[tuple[int, str]]]:
+        """Tokens and their sources, as they come, until the text ends or its reader goes away.
+
+        Args:
+            reserve: maps memory for that many positions, as far as there may be, and returns for how many there is.
+        """
+        self.ring.memory["received"] = self.ring.memory["stop"] = 0
+        self.ring.memory["entries"] = 0
+        loop, status = loop_record(text), Status.NEEDS_MEMORY
+        while status in (Status.NEEDS_MEMORY, Status.RING_FULL):
+            capacity = capacity_class(int(loop["committed"]) + 2 * MAX_BLOCK)
+            loop["capacity"] = min(reserve(capacity), capacity)
+            self._gpu.write(self._loop, loop)
+            self.atlas.launch(loop_shape(text, capacity, filtered))
+            try:
+                yield from self._follow()
+            finally:
+                loop = self._gpu.read(self._loop, LOOP, ())
+                status = Status(int(loop["status"]))
+                _fill(result, loop)
+
+    def _follow(self) -> Iterator[list[tuple[int, str]]]:
+        """Tokens of the running graph; returns when it has ended and the ring is empty."""
+        event = self._gpu.stream.record()
+        try:
+            while True:
+                done = event.is_done
+                arrived = self.ring.drain()
+                if arrived:
+                    yield [(token, SOURCES[source]) for token, source in arrived]
+                elif done:
+                    return
+                else:
+                    time.sleep(_POLL_SECONDS)
+        finally:
+            if not event.is_done:  # the reader went away: end the iteration that runs
+                self.ring.interrupt()
+                self._gpu.stream.sync()
+
+
+def _fill(result: ResidentResult, loop: Any) -> None:
+    result.stopped = int(loop["status"]) == Status.STOP
+    for name in ("materialized", "passes", "iterations", "num_spec_steps", "proposed", "accepted"):
+        setattr(result, name, int(loop[name]))
+    result.lengths = {length: int(count) for length, count in enumerate(loop["lengths"]) if count}

@@ -1,0 +1,146 @@
+"""What is the CUDA backend's own: memory, graphs, the resident loop. test_contract.py tests what all backends share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import make_backend, make_engine, random_checkpoint, random_tokens, tiny_config, write_tokenizer
+
+from bitmtp.backends.base import Head, causal_rows
+from bitmtp.decoding.policies import make_policy
+from bitmtp.engine import Request
+from bitmtp.sampling import GREEDY, Sampling
+
+POLICIES = [
+    ("autoregressive", {}),
+    ("speculative", {"block_size": 4}),
+    ("speculative", {"block_size": 16, "verify_bound": 0.0}),
+    ("confidence", {"block_size": 6, "tau": 0.3}),
+    ("hybrid", {"block_size": 6, "tau": 0.3, "min_prefix": 2}),
+]
+
+
+FIGURES = ("token_ids", "finish", "passes", "acceptance_histogram", "num_spec_steps", "draft_acceptance_rate")
+
+
+@pytest.fixture(scope="module")
+def engine(gpu, tmp_path_factory):
+    assert gpu.multiprocessors
+    made = random_checkpoint(tiny_config(chain_rank=4, max_position=2048))
+    return make_engine("cuda", made, write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def host_loop(engine, request):
+    """The same text by the host-driven loop, which never sees the resident one."""
+    return engine.generate_batch([request])[0]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=0.8, top_p=0.9)])
+@pytest.mark.parametrize(("name", "options"), POLICIES)
+def test_the_resident_loop_writes_the_host_loop_s_text(engine, name, options, sampling):
+    random = np.random.default_rng()
+    for _ in range(3):
+        prompt = random_tokens(random, int(random.integers(1, 80)), engine.config)
+        policy = make_policy(name, engine.config.block_size, **options)
+        request = Request(prompt, int(random.integers(1, 200)), policy, sampling, seed=int(random.integers(1 << 40)))
+        ours, host = engine.generate(request), host_loop(engine, request)
+        for field in (
+            "token_ids",
+            "finish",
+            "passes",
+            "acceptance_histogram",
+            "num_spec_steps",
+            "draft_acceptance_rate",
+        ):
+            assert getattr(ours, field) == getattr(host, field), field
+
+
+def test_a_text_across_capacity_classes(engine):
+    prompt = random_tokens(np.random.default_rng(1), 450, engine.config)
+    request = Request(prompt, 1100, make_policy("speculative", 16))
+    ours, host = engine.generate(request), host_loop(engine, request)
+    assert ours.token_ids == host.token_ids
+
+
+def test_leaving_a_stream_leaves_a_sound_session(engine):
+    prompt = random_tokens(np.random.default_rng(2), 20, engine.config)
+    policy = make_policy("speculative", 16)
+    whole = engine.generate(Request(prompt, 300, policy)).token_ids
+    with engine.session() as session:
+        generation, taken = session.generate(Request(prompt, 300, policy)), []
+        for chunk in generation:
+            taken.append(chunk.token.id)
+            if len(taken) == 10:
+                break
+        del generation
+        assert taken == whole[:10]
+        again = session.generate(Request([*prompt, *taken], 290, policy))
+        assert [chunk.token.id for chunk in again] == whole[10:]
+
+
+def test_memory_returns_on_close(engine):
+    backend = engine.backend
+    tokens = random_tokens(np.random.default_rng(3), 100, engine.config)
+
+    def open_and_close(count):
+        sequences = [backend.open() for _ in range(count)]
+        for sequence in sequences:
+            backend.prefill(sequence, tokens)
+        least = backend.gpu.free_bytes()
+        for sequence in sequences:
+            backend.close(sequence)
+        return least
+
+    open_and_close(200)  # graphs for several sequences, and tables that the driver keeps
+    free = backend.gpu.free_bytes()
+    assert open_and_close(200) < free
+    assert backend.gpu.free_bytes() >= free
+
+
+def test_growth_keeps_what_was_written(engine):
+    """K/V mapped before a sequence grew are read through the same addresses after it."""
+    backend, random = engine.backend, np.random.default_rng(4)
+    tokens = random_tokens(random, 1500, engine.config)
+    grown, whole = backend.open(), backend.open()
+    backend.prefill(grown, tokens[:40])
+    address = backend.sequence(grown).store.address
+    backend.prefill(grown, tokens[40:])
+    backend.reserve(whole, 1600)
+    backend.prefill(whole, tokens)
+    row = [causal_rows(s, [9], 1500, [Head.EXACT], GREEDY)[0] for s in (grown, whole)]
+    assert backend.sequence(grown).store.address == address
+    a, b = backend.step(row, logits=True)
+    np.testing.assert_array_equal(a.logits, b.logits)
+
+
+@pytest.mark.parametrize("heads", [(3, 1), (4, 2), (12, 2)])
+def test_short_histories_have_a_kernel_of_the_same_bits(gpu, monkeypatch, heads):
+    """attention_short.cu against attention.cu, which takes over where histories are long, through whole models."""
+    assert gpu.multiprocessors
+    sizes = {"num_heads": heads[0], "num_kv_heads": heads[1], "head_dim": 64, "qk_norm": heads[1] == 2}
+    made = random_checkpoint(tiny_config(max_position=1024, **sizes))
+    short = make_backend("cuda", made)
+    monkeypatch.setattr("bitmtp.backends.cuda.attention.MAX_SLOTS", 0)
+    general = make_backend("cuda", made)
+    random = np.random.default_rng()
+    tokens, done = random_tokens(random, 960, made.config), 0
+    pair = [(backend, backend.open()) for backend in (short, general)]
+    while done < len(tokens):
+        width = int(random.choice([1, 2, 3, 8, 13, 31, 64]))
+        piece = tokens[done : done + width]
+        outputs = []
+        for backend, sequence in pair:
+            rows = causal_rows(sequence, piece, done, [Head.EXACT] * len(piece), GREEDY)
+            outputs.append([output.logits.tobytes() for output in backend.step(rows, logits=True)])
+            backend.materialize(sequence, range(len(piece)))
+        assert outputs[0] == outputs[1], (done, width)
+        done += len(piece)
+
+
+def test_nothing_is_captured_once_a_text_has_begun(engine):
+    backend = engine.backend
+    engine.generate(Request(random_tokens(np.random.default_rng(5), 30, engine.config), 30))
+    count = len(backend.atlas)
+    engine.generate(Request(random_tokens(np.random.default_rng(6), 900, engine.config), 900))
+    assert len(backend.atlas) == count
+    assert int(backend.describe()["graphs"]) >= count
