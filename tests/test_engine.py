@@ -400,7 +400,7 @@ def test_a_context_out_of_range(tiny_model: Path, context: int) -> None:
 
 
 def test_an_unknown_backend_or_folder(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="unknown backend 'tpu'; choose one of auto, cpu, reference"):
+    with pytest.raises(BackendError, match="unknown backend 'tpu'; choose one of auto, cpu, cuda, reference"):
         Engine.load(tiny_model, backend="tpu")
     with pytest.raises(CheckpointError, match="no such model folder"):
         Engine.load(tmp_path / "nothing", backend="reference")

@@ -292,9 +292,9 @@ DEVICE void finish(const Arguments& a, const Shared& shared, const Unit& u, cons
     }
 }
 
-// Two blocks share a multiprocessor where registers allow it: the next kernel's weights come while this one ends. The
-// assembler for compute capability 10 and later would have to spill for that.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
+// On compute capability 9.0 two blocks share a multiprocessor: the next kernel's weights come while this one ends. Earlier
+// cards do not overlap kernels, and for later ones the assembler would have to spill.
+#if __CUDA_ARCH__ == 900
 constexpr int BLOCKS = NT <= 2 ? 2 : 1;
 #else
 constexpr int BLOCKS = 1;
