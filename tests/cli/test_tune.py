@@ -34,12 +34,18 @@ def test_writes_a_profile(
     )
     assert ran.code == 0
     profile = Profile.read(file)
-    profile.check(model_fingerprint(tiny_model), "reference")
+    profile.check(model_fingerprint(tiny_model))
     policy = profile.make_policy(16)
     assert policy.lossless
     assert policy.name in ran.out.splitlines()[-1]
     assert ("drafting does not pay" in ran.out) == (policy.name == "autoregressive")
     assert profile.threads == 1
+    used = bitmtp("generate", "One", *model_flags, "--profile", file, "--max-tokens", "4", "--json")
+    assert used.code == 0
+    assert f'"{policy.name}"' in used.out
+    both = bitmtp("generate", "One", *model_flags, "--profile", file, "--policy", "hybrid")
+    assert both.code == 2
+    assert "leave --policy and its options out" in both.err
 
 
 def test_errors(bitmtp: Command, model_flags: list[str], tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def chat(*, model: ModelOptions, decoding: PolicyOptions, text: TextOptions) -> 
             "a chat needs the chat template; use `bitmtp generate --no-chat-template` to continue a text"
         )
     engine = model.load()
-    policy = decoding.make(engine.config.block_size)
+    policy = decoding.make(engine.config.block_size, model.model)
     interactive = sys.stdin.isatty() and sys.stdout.isatty() and not text.as_json
     messages, writer = text.messages(), make_writer(text.as_json)
     with engine.session() as session:

@@ -30,7 +30,7 @@ def generate(
     engine = model.load()
     writer = make_writer(text.as_json)
     with engine.session() as session:
-        request = text.request(_wrap(engine, text, given), decoding.make(engine.config.block_size))
+        request = text.request(_wrap(engine, text, given), decoding.make(engine.config.block_size, model.model))
         result = write_answer(session.generate(request), writer)
     if was_interrupted(result):
         raise typer.Exit(130)

@@ -54,14 +54,24 @@ class PolicyOptions:
         float | None, Option(help="Verify proposals while their joint probability is at least this.")
     ] = None
 
-    def make(self, model_block_size: int) -> Policy:
+    profile: Annotated[
+        str | None, Option(metavar="FILE", help="Take policy and options from what `bitmtp tune` wrote.")
+    ] = None
+
+    def make(self, model_block_size: int, model: str | None) -> Policy:
         """The policy for a model.
+
+        Args:
+            model: its folder; None: the shipped one.
 
         Raises:
             RequestError: unknown, or an option has no meaning under it.
+            ConfigError: the profile is none, or another model's.
         """
         from bitmtp.decoding.policies import make_policy
 
+        if self.profile is not None:
+            return self._from_profile(model_block_size, model)
         policy = make_policy(
             self.policy or ("speculative" if model_block_size > 1 else "autoregressive"),
             model_block_size,
@@ -75,6 +85,18 @@ class PolicyOptions:
                 f"the {policy.name} policy drafts, but this model was never taught to draft; `bitmtp train` teaches it"
             )
         return policy
+
+    def _from_profile(self, model_block_size: int, model: str | None) -> Policy:
+        from bitmtp.benchmark.records import model_fingerprint
+        from bitmtp.models import shipped_model
+        from bitmtp.tuning.profile import Profile
+
+        assert self.profile is not None
+        if self != PolicyOptions(profile=self.profile):
+            raise RequestError("--profile says how to decode; leave --policy and its options out")
+        profile = Profile.read(self.profile)
+        profile.check(model_fingerprint(model or shipped_model()))
+        return profile.make_policy(model_block_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def _options(
     folder = Path(model.model) if model.model is not None else shipped_model()
     return ServerOptions(
         model_name=name or folder.resolve().name,
-        policy=decoding.make(read_config(folder).block_size),
+        policy=decoding.make(read_config(folder).block_size, str(folder)),
         slots=limits.slots,
         queue=limits.queue,
         draft_rows=limits.draft_rows,

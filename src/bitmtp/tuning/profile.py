@@ -61,16 +61,14 @@ class Profile:
             verify_bound=self.verify_bound,
         )
 
-    def check(self, model: str, backend: str) -> None:
-        """Refuse to serve another model or backend than it was made for.
+    def check(self, model: str) -> None:
+        """Refuse to serve another model than it was made for.
 
         Raises:
-            ConfigError: says which of them differs.
+            ConfigError: it is another.
         """
         if model != self.model:
             raise ConfigError(f"this profile was made for model {self.model}, not {model}; run `bitmtp tune` for it")
-        if backend != self.backend:
-            raise ConfigError(f"this profile was made for the {self.backend} backend, not {backend}; tune for it")
 
     def write(self, path: str | Path) -> None:
         """Write the file whole or not at all."""
