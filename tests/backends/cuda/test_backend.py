@@ -92,9 +92,12 @@ def test_memory_returns_on_close(engine):
         return least
 
     open_and_close(200)  # graphs for several sequences, and tables that the driver keeps
-    free = backend.gpu.free_bytes()
-    assert open_and_close(200) < free
-    assert backend.gpu.free_bytes() >= free
+    lost = []
+    for _ in range(3):  # other processes may take memory meanwhile, but a leak shows every time
+        free = backend.gpu.free_bytes()
+        assert open_and_close(200) < free
+        lost.append(free - backend.gpu.free_bytes())
+    assert min(lost) <= 0
 
 
 def test_growth_keeps_what_was_written(engine):
