@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,3 +90,37 @@ def test_litellm(served: Running) -> None:
     assert litellm.completion(**body).choices[0].message.content == alone
     parts = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**body, stream=True)]
     assert "".join(parts) == alone
+
+
+TASK = """task: repeat
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: ["|||"], max_gen_toks: 12, temperature: 0}}
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+"""
+
+
+def test_lm_eval(served: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-evaluation-harness over HTTP finds the answers that the engine writes alone, and one wrong key."""
+    for module in ("lm_eval", "tenacity"):
+        pytest.importorskip(module, reason="pip install 'lm-eval[api]'")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    lines = []
+    for number in range(4):
+        question = f"Say {number} otters."
+        text = served.engine.generate(Request([{"role": "user", "content": question}], 12, stop=("|||",))).text
+        lines.append({"question": question, "answer": text if number else text + "!"})
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (tmp_path / "repeat.yaml").write_text(TASK.format(file=tmp_path / "questions.jsonl"), encoding="utf-8")
+    where = f"model={MODEL},base_url={served.url}/v1/chat/completions,num_concurrent=2,max_retries=1"
+    command = [sys.executable, "-m", "lm_eval", "--model", "local-chat-completions", "--model_args", where]
+    command += ["--tasks", "repeat", "--include_path", str(tmp_path), "--apply_chat_template"]
+    command += ["--output_path", str(tmp_path / "out")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    (results,) = (tmp_path / "out").rglob("results_*.json")
+    assert json.loads(results.read_text())["results"]["repeat"]["exact_match,none"] == 0.75
