@@ -77,7 +77,8 @@ class CudaBackend:
     def describe(self) -> dict[str, str]:
         """Device, bytes of weights and K/V, graphs."""
         return {
-            "device": f"{self.gpu.device.name} ({self.gpu.architecture})",
+            "kernels": self.gpu.architecture,
+            "device": str(self.gpu.device.name),
             "weight bytes": str(self.network.weight_bytes),
             "kv bytes": str(self._stores.bytes),
             "graphs": str(len(self.atlas)),
