@@ -67,12 +67,14 @@ def test_choosing_from_a_large_vocabulary(options: dict[str, Any]) -> None:
     exercise(pair_of({"vocab_size": 9_001, "num_layers": 1, **options}), seed=9, passes=8, width=24)
 
 
-@pytest.mark.parametrize("isa", ["avx512", "avx2", "neon", "portable"])
+@pytest.mark.parametrize("isa", ["avx512vbmi", "avx512", "avx2", "neon", "portable"])
 def test_every_instruction_set(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BITMTP_ISA", isa)
     if reason := _refusal():
         pytest.skip(reason)
-    for options in ({"chain_rank": 6}, {"ternary_scale": "group", "embedding_bits": 4}, MODELS["float head"]):
+    grouped = {"ternary_scale": "group", "group_size": 32, "embedding_bits": 2, "tie_embeddings": True}
+    grouped |= {"hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+    for options in ({"chain_rank": 6}, {"ternary_scale": "group", "embedding_bits": 4}, MODELS["float head"], grouped):
         pair = pair_of(options)
         assert pair.subject.describe()["kernels"] == isa
         exercise(pair, seed=3, history=270)

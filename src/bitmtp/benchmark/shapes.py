@@ -96,7 +96,9 @@ def _random_tensor(random: np.random.Generator, name: str, spec: TensorSpec, con
         # Outputs about as large as inputs: activations stay finite through any number of layers.
         inputs = config.intermediate_size if "mlp.down" in name else config.hidden_size
         size = 1 / 127 if spec.shape == (config.vocab_size,) else (inputs * 2 / 3) ** -0.5
-        return np.full(spec.shape, size, np.float32)
+        return np.full(
+            spec.shape, np.float16(size), np.float32
+        )  # as in published checkpoints, whose scales are float16
     if spec.dtype == "int8":
         return random.integers(-127, 128, spec.shape, dtype=np.int8)
     return _TERNARY_BYTES[random.integers(0, len(_TERNARY_BYTES), spec.shape, dtype=np.uint8)]

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <unordered_map>
 #include <utility>
 
@@ -47,8 +46,8 @@ int widest_input(const Shape& shape) { return std::max({shape.hidden, shape.atte
 Context::Context(const Shape& s, const Tensors& tensors, int threads)
     : shape(s),
       kv{s.layers, s.kv_heads, s.head_dim, s.half_kv},
-      weights(s, tensors),
       kernels(select_kernels()),
+      weights(s, tensors, kernels.dense),
       pool(threads) {}
 
 void Context::vocabulary_row(const Vocabulary& vocabulary, int id, float* out) const {
@@ -80,24 +79,8 @@ Backbone::Backbone(Context& context)
       attended_(kMaxWidth * shape_.attention()),
       gate_up_(kMaxWidth * context.weights.layers[0].gate_up.tiles * tile_rows),
       inner_(gate_up_.size() / 2),
-      product_(kMaxWidth * round_up(shape_.hidden, tile_rows)),
-      queries_(context.pool.threads()) {
-    const int q_tiles = round_up(shape_.attention(), tile_rows) / tile_rows;
-    const int kv_tiles = round_up(shape_.kv(), tile_rows) / tile_rows;
-    add_units(Unit::query, shape_.heads, 0);
-    add_units(Unit::key, shape_.kv_heads, q_tiles);
-    add_units(Unit::value, shape_.kv_heads, q_tiles + kv_tiles);
-}
-
-void Backbone::add_units(Unit::Part part, int heads, int tile) {
-    const int size = std::lcm(shape_.head_dim, tile_rows) / shape_.head_dim;
-    for (int first = 0; first < heads; first += size) {
-        const int last = std::min(first + size, heads);
-        const int begin = tile + first * shape_.head_dim / tile_rows;
-        const int end = tile + round_up(last * shape_.head_dim, tile_rows) / tile_rows;
-        units_.push_back({part, first, last, begin, end, begin * tile_rows});
-    }
-}
+      product_(kMaxWidth * context.weights.layers[0].o.out),
+      queries_(context.pool.threads()) {}
 
 void Backbone::run(const std::vector<PlacedRow>& pass) {
     pass_ = &pass;
@@ -127,35 +110,36 @@ void Backbone::prepare(const float* x, const Floats& norm, const PackedMatrix& n
 void Backbone::project(const Layer& layer, int index) {
     context_.by_rows(width_, [&](int row) { prepare(row_of(x_, row), layer.attention_norm, layer.qkv, row); });
     const QuantRows input = quant_.view(layer.qkv, width_);
-    context_.pool.parallel(int(units_.size()), context_.chunk(int(units_.size())), [&](int begin, int end, int) {
-        for (int i = begin; i < end; ++i) {
-            const Unit& unit = units_[i];
-            kernels_.product(layer.qkv, input, unit.tile, unit.tile_end, qkv_.data(), qkv_.size() / kMaxWidth);
-            for (int row = 0; row < width_; ++row) finish_unit(layer, index, unit, row);
-        }
+    context_.by_tiles(layer.qkv, 1, [&](int begin, int end) {
+        kernels_.product(layer.qkv, input, begin, end, qkv_.data(), qkv_.size() / kMaxWidth);
     });
+    context_.by_rows(width_, [&](int row) { finish(layer, index, row); });
 }
 
 // Bias, norm, rotation; queries are scaled, keys and values go to the store.
-void Backbone::finish_unit(const Layer& layer, int index, const Unit& unit, int row) {
+void Backbone::finish(const Layer& layer, int index, int row) {
     const PlacedRow& placed = (*pass_)[row];
     const int n = shape_.head_dim, slot = placed.slot % kPiecePositions;
-    const Floats& bias = unit.part == Unit::query ? layer.q_bias : unit.part == Unit::key ? layer.k_bias : layer.v_bias;
-    const Floats& norm = unit.part == Unit::query ? layer.q_norm : layer.k_norm;
     const float* cos = context_.weights.cos.data() + std::size_t(placed.row.position) * (n / 2);
     const float* sin = context_.weights.sin.data() + std::size_t(placed.row.position) * (n / 2);
-    const float scale = unit.part == Unit::query ? 1.0f / std::sqrt(float(n)) : 1.0f;
     std::uint8_t* piece = placed.sequence->store.piece(placed.slot);
-    float* v = row_of(qkv_, row) + unit.offset;
-    for (int head = unit.first; head < unit.last; ++head, v += n) {
-        if (!bias.empty()) kernels_.add(v, bias.data() + head * n, n);
-        if (unit.part == Unit::value) {
-            kernels_.store_value(piece, context_.kv.head(index, head), slot, v);
-            continue;
-        }
+    const auto turn = [&](float* v, const Floats& norm, float scale) {
         if (!norm.empty()) kernels_.norm(v, norm.data(), n, shape_.eps, v);
         kernels_.rope(v, cos, sin, n, scale);
-        if (unit.part == Unit::key) kernels_.store_key(piece, context_.kv.head(index, head), slot, v);
+    };
+    float* q = row_of(qkv_, row);
+    float* k = q + round_up(shape_.attention(), tile_rows);
+    float* v = k + round_up(shape_.kv(), tile_rows);
+    if (!layer.q_bias.empty()) {
+        kernels_.add(q, layer.q_bias.data(), shape_.attention());
+        kernels_.add(k, layer.k_bias.data(), shape_.kv());
+        kernels_.add(v, layer.v_bias.data(), shape_.kv());
+    }
+    for (int head = 0; head < shape_.heads; ++head) turn(q + head * n, layer.q_norm, 1.0f / std::sqrt(float(n)));
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+        turn(k + head * n, layer.k_norm, 1.0f);
+        kernels_.store_key(piece, context_.kv.head(index, head), slot, k + head * n);
+        kernels_.store_value(piece, context_.kv.head(index, head), slot, v + head * n);
     }
 }
 
@@ -275,7 +259,7 @@ void Backbone::collect(int row) {
 // x += product, tile by tile.
 void Backbone::multiply_add(const PackedMatrix& matrix) {
     const QuantRows input = quant_.view(matrix, width_);
-    context_.pool.parallel(matrix.tiles, context_.chunk(matrix.tiles), [&](int begin, int end, int) {
+    context_.by_tiles(matrix, 1, [&](int begin, int end) {
         kernels_.product(matrix, input, begin, end, product_.data(), product_.size() / kMaxWidth);
         const int first = begin * tile_rows, count = std::min(end * tile_rows, shape_.hidden) - first;
         for (int row = 0; row < width_; ++row) {
@@ -287,12 +271,11 @@ void Backbone::multiply_add(const PackedMatrix& matrix) {
 void Backbone::feed_forward(const Layer& layer) {
     context_.by_rows(width_, [&](int row) { prepare(row_of(x_, row), layer.mlp_norm, layer.gate_up, row); });
     const QuantRows input = quant_.view(layer.gate_up, width_);
-    const int pairs = layer.gate_up.tiles / 2;
-    context_.pool.parallel(pairs, context_.chunk(pairs), [&](int begin, int end, int) {
-        kernels_.product(layer.gate_up, input, 2 * begin, 2 * end, gate_up_.data(), gate_up_.size() / kMaxWidth);
+    context_.by_tiles(layer.gate_up, 2, [&](int begin, int end) {
+        kernels_.product(layer.gate_up, input, begin, end, gate_up_.data(), gate_up_.size() / kMaxWidth);
         for (int row = 0; row < width_; ++row) {
-            const float* gate_up = row_of(gate_up_, row) + 2 * tile_rows * begin;
-            kernels_.activate(gate_up, row_of(inner_, row) + tile_rows * begin, end - begin, shape_.relu2);
+            const float* gate_up = row_of(gate_up_, row) + tile_rows * begin;
+            kernels_.activate(gate_up, row_of(inner_, row) + tile_rows * begin / 2, (end - begin) / 2, shape_.relu2);
         }
     });
     context_.by_rows(width_, [&](int row) { prepare(row_of(inner_, row), layer.mlp_sub_norm, layer.down, row); });

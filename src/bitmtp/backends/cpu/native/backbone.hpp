@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "pass.hpp"
@@ -14,8 +15,8 @@ namespace bitmtp {
 struct Context {
     Shape shape;
     KvShape kv;
-    Weights weights;
     const Kernels& kernels;
+    Weights weights;
     Pool pool;
 
     Context(const Shape& shape, const Tensors& tensors, int threads);
@@ -25,6 +26,15 @@ struct Context {
     void by_rows(int rows, F&& body) {
         pool.parallel(rows, rows <= 2 ? rows : 1, [&](int begin, int end, int) {
             for (int row = begin; row < end; ++row) body(row);
+        });
+    }
+
+    /// Run body(begin, end) for the tiles of `matrix` on all threads; ranges begin at multiples of `multiple`.
+    template <class F>
+    void by_tiles(const PackedMatrix& matrix, int multiple, F&& body) {
+        const int size = std::lcm(matrix.unit(), multiple), tasks = (matrix.tiles + size - 1) / size;
+        pool.parallel(tasks, chunk(tasks), [&](int begin, int end, int) {
+            body(begin * size, std::min(end * size, matrix.tiles));
         });
     }
 
@@ -69,18 +79,9 @@ public:
     const float* hidden(int row) const { return x_.data() + x_.size() / kMaxWidth * row; }
 
 private:
-    /// Some heads of q, k or v that fill whole tiles, unless they are the last.
-    struct Unit {
-        enum Part { query, key, value } part;
-        int first, last;  ///< heads of the part
-        int tile, tile_end;
-        int offset;  ///< of the first head's outputs in a row of `qkv_`
-    };
-    void add_units(Unit::Part part, int heads, int tile);
-
     void prepare(const float* x, const Floats& norm, const PackedMatrix& next, int row);
     void project(const Layer& layer, int index);
-    void finish_unit(const Layer& layer, int index, const Unit& unit, int row);
+    void finish(const Layer& layer, int index, int row);
 
     /// Rows order_[first … last) of one sequence against pieces [piece, piece_end) of one kv head.
     struct AttentionTask {
@@ -108,7 +109,6 @@ private:
     const Kernels& kernels_;
     const std::vector<PlacedRow>* pass_ = nullptr;
     int width_ = 0;
-    std::vector<Unit> units_;
     QuantBuffer quant_;
     // [64 rows][…]; a row of a product's result is as wide as its tiles
     Floats x_;

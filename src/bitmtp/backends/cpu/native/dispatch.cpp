@@ -15,6 +15,9 @@
 namespace bitmtp {
 
 #if defined(__x86_64__)
+namespace avx512vbmi {
+const Kernels& kernels();
+}
 namespace avx512 {
 const Kernels& kernels();
 }
@@ -62,6 +65,7 @@ const Kernels& select_kernels() {
     const char* wanted = std::getenv("BITMTP_ISA");
     const std::initializer_list<Build> builds = {
 #if defined(__x86_64__)
+        {"avx512vbmi", has_avx512() && __builtin_cpu_supports("avx512vbmi"), avx512vbmi::kernels},
         {"avx512", has_avx512(), avx512::kernels},
         {"avx2", has_avx2(), avx2::kernels},
 #elif defined(__aarch64__)

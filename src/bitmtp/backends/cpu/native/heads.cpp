@@ -9,7 +9,7 @@ namespace bitmtp {
 
 namespace {
 
-constexpr int kBlock = 1024;    // entries of a task of the head product
+constexpr int kBlock = 768;     // entries of a task of the head product: whole units of any packing
 constexpr int kChainRows = 16;  // of the chain's inner layer in a task: they stay in the first cache
 const Choice kGreedy;
 
@@ -23,7 +23,7 @@ OutputHeads::OutputHeads(Context& context)
     : context_(context),
       kernels_(context.kernels),
       vocabulary_(context.weights.output()),
-      stride_(round_up(context.shape.vocab, tile_rows)),
+      stride_(round_up(context.shape.vocab, dense::tiles * tile_rows)),
       blocks_((stride_ + kBlock - 1) / kBlock),
       sum_blocks_((stride_ + kSumBlock - 1) / kSumBlock),
       logits_memory_(sizeof(float) * kMaxWidth * stride_),
@@ -151,7 +151,7 @@ void OutputHeads::prepare(const Backbone& backbone, int index) {
     kernels_.quantise(normed(index), hidden, matrix.group, matrix.groups, quant_.view(matrix, int(rows_.size())), index);
 }
 
-// Logits of 1,024 entries for all rows, and their maxima.
+// Logits of a block of entries for all rows, and their maxima.
 void OutputHeads::multiply_block(int block) {
     const int begin = block * kBlock, end = std::min(begin + kBlock, stride_), vocab = context_.shape.vocab;
     const int count = int(rows_.size());
@@ -159,7 +159,8 @@ void OutputHeads::multiply_block(int block) {
         multiply_half(begin, std::min(end, vocab));
     } else {
         const QuantRows input = quant_.view(vocabulary_.packed, count);
-        kernels_.product(vocabulary_.packed, input, begin / tile_rows, end / tile_rows, logits_, stride_);
+        const int tile_end = std::min(end / tile_rows, vocabulary_.packed.tiles);
+        kernels_.product(vocabulary_.packed, input, begin / tile_rows, tile_end, logits_, stride_);
     }
     for (int index = 0; index < count; ++index) {
         for (int id = vocab; id < end; ++id) raw(index)[id] = kNever;

@@ -19,6 +19,7 @@ float log_one(float x) { return log(x); }
 const Kernels& kernels() {
     static constexpr Kernels table = {
         .name = BITMTP_STRING(BITMTP_ISA),
+        .dense = product::takes_dense,
         .product = product_tiles,
         .norm = norm,
         .quantise = quantise,

@@ -66,8 +66,9 @@ struct NoiseKey {
 
 struct Kernels {
     const char* name;
+    bool dense;  ///< `product` takes ternary matrices packed densely
 
-    /// y[row * stride + 16 * tile + lane], rows of `input`, tiles [begin, end).
+    /// For tiles [begin, end), whole units of the matrix, and all rows of `input`: y[row * stride + 16 * tile + lane].
     void (*product)(const PackedMatrix& matrix, const QuantRows& input, int begin, int end, float* y, std::ptrdiff_t stride);
 
     // Rows
@@ -116,7 +117,7 @@ struct Kernels {
 constexpr float kNever = -1e38f;
 
 /// The best table this machine runs, or the one that the environment variable BITMTP_ISA names
-/// (avx512, avx2, neon, portable). Throws std::invalid_argument if the machine or the build lacks it.
+/// (avx512vbmi, avx512, avx2, neon, portable). Throws std::invalid_argument if the machine or the build lacks it.
 const Kernels& select_kernels();
 
 }  // namespace bitmtp

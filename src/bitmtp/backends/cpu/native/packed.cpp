@@ -126,43 +126,81 @@ void check(const MatrixSource& source) {
 }
 
 // A matrix without contents, of the first part's inputs, with room for `tiles` tiles.
-PackedMatrix allocate(const MatrixSource& source, int tiles, int groups) {
+PackedMatrix allocate(const MatrixSource& source, int tiles, int groups, bool dense) {
     PackedMatrix matrix;
-    matrix.out = tiles * tile_rows;
     matrix.in = source.in;
     matrix.bits = source.bits;
-    matrix.steps = divide_up(source.in, matrix.word_inputs()) * matrix.word_inputs() / PackedMatrix::step_inputs;
+    matrix.dense = dense && source.bits == 2 && (groups == 1 || source.in / groups % dense::inputs == 0);
+    const int unit_inputs = matrix.dense ? dense::inputs : matrix.word_inputs();
+    matrix.steps = divide_up(source.in, unit_inputs) * unit_inputs / PackedMatrix::step_inputs;
     matrix.groups = groups;
     matrix.group = groups == 1 ? matrix.steps * PackedMatrix::step_inputs : source.in / groups;
-    matrix.tiles = tiles;
-    matrix.codes = AlignedBuffer(std::size_t(tiles) * matrix.vectors() * 64);
+    const int units = divide_up(tiles, matrix.unit());
+    matrix.tiles = units * matrix.unit();
+    matrix.out = matrix.tiles * tile_rows;
+    matrix.codes = AlignedBuffer(units * matrix.unit_bytes());
     return matrix;
 }
 
-void fill_codes(PackedMatrix& matrix, int tile, const MatrixSource& source, int first_row) {
-    const std::size_t row_bytes = std::size_t(source.in) * source.bits / 8;
-    auto* words = reinterpret_cast<std::uint32_t*>(matrix.codes.data()) +
-                  std::size_t(tile) * matrix.vectors() * tile_rows;
-    const int rows = std::min(tile_rows, source.out - first_row);
-    for (int vector = 0; vector < matrix.vectors(); ++vector) {
-        const std::size_t offset = std::size_t(vector) * 4;
-        const std::size_t bytes = std::min<std::size_t>(4, row_bytes - offset);
+// A tile of the result: a source and the first of its rows. Padding tiles have no source.
+struct TileSource {
+    const MatrixSource* source;
+    int first_row;
+
+    bool has(int lane) const { return source && first_row + lane < source->out; }
+    std::size_t row_bytes() const { return std::size_t(source->in) * source->bits / 8; }
+    const std::uint8_t* row(int lane) const { return source->disk + (first_row + lane) * row_bytes(); }
+};
+
+void fill_codes(PackedMatrix& matrix, int tile, const TileSource& source) {
+    auto* words = reinterpret_cast<std::uint32_t*>(matrix.codes.data() + tile * matrix.unit_bytes());
+    for (std::size_t offset = 0; offset < matrix.unit_bytes() / tile_rows; offset += 4) {
+        const std::size_t bytes = std::min<std::size_t>(4, source.row_bytes() - offset);
         for (int lane = 0; lane < tile_rows; ++lane) {
             std::uint32_t word = 0;
-            if (lane < rows) std::memcpy(&word, source.disk + (first_row + lane) * row_bytes + offset, bytes);
-            words[vector * tile_rows + lane] = kernel_word(word, source.bits);
+            if (source.has(lane)) std::memcpy(&word, source.row(lane) + offset, bytes);
+            *words++ = kernel_word(word, matrix.bits);
         }
     }
 }
 
-// A tile's scales behind those already in `scales`; 0 for padding rows.
-void append_scales(std::vector<float>& scales, int groups, const MatrixSource& source, int first_row) {
-    for (int group = 0; group < groups; ++group) {
-        for (int row = first_row; row < first_row + tile_rows; ++row) {
-            const int index = source.scale_count == 1 ? 0 : row * groups + group;
-            scales.push_back(row < source.out ? source.scales[index] : 0.0f);
+// Four trits of a row, one to a byte.
+std::uint32_t trits_at(const TileSource& source, int lane, std::size_t offset) {
+    if (!source.has(lane) || offset >= source.row_bytes()) return 0;
+    const std::uint32_t packed = source.row(lane)[offset];
+    return (packed | packed << 6 | packed << 12 | packed << 18) & 0x03030303;
+}
+
+void fill_dense(PackedMatrix& matrix, int unit, const TileSource* sources) {
+    auto* words = reinterpret_cast<std::uint32_t*>(matrix.codes.data() + unit * matrix.unit_bytes());
+    for (int block = 0; block < matrix.steps / dense::steps; ++block, words += dense::vectors * tile_rows) {
+        for (int lane = 0; lane < tile_rows; ++lane) {
+            dense::Codes codes;
+            for (int step = 0; step < dense::steps; ++step) {
+                const std::size_t offset = std::size_t(block) * dense::steps + step;  // four ternary inputs are a byte
+                codes.word[step] = dense::join(trits_at(sources[0], lane, offset), trits_at(sources[1], lane, offset),
+                                               trits_at(sources[2], lane, offset));
+            }
+            const dense::Stored stored = dense::store(codes);
+            for (int vector = 0; vector < dense::vectors; ++vector) words[vector * tile_rows + lane] = stored.word[vector];
         }
     }
+}
+
+// Scales in the matrix's order; 0 for padding rows.
+std::vector<float> gather_scales(const PackedMatrix& matrix, const std::vector<TileSource>& tiles) {
+    std::vector<float> scales(std::size_t(matrix.out) * matrix.groups);
+    for (int tile = 0; tile < matrix.tiles; ++tile) {
+        const TileSource& from = tiles[tile];
+        for (int group = 0; group < matrix.groups; ++group) {
+            float* to = scales.data() + matrix.scale_place(tile, group);
+            for (int lane = 0; lane < tile_rows && from.has(lane); ++lane) {
+                const int index = from.source->scale_count == 1 ? 0 : (from.first_row + lane) * matrix.groups + group;
+                to[lane] = from.source->scales[index];
+            }
+        }
+    }
+    return scales;
 }
 
 bool halve(const std::vector<float>& values, std::vector<std::uint16_t>& halves) {
@@ -183,27 +221,20 @@ void store_scales(PackedMatrix& matrix, const std::vector<float>& scales) {
     std::memcpy(matrix.scales.data(), values, matrix.scales.bytes());
 }
 
-float scale_at(const PackedMatrix& matrix, int place) {
+float scale_at(const PackedMatrix& matrix, std::ptrdiff_t place) {
     if (matrix.half_scales) return half_value(reinterpret_cast<const std::uint16_t*>(matrix.scales.data())[place]);
     return reinterpret_cast<const float*>(matrix.scales.data())[place];
 }
 
-// A tile of the result: a source and the first of its rows.
-struct TileSource {
-    const MatrixSource* source;
-    int first_row;
-};
-
-PackedMatrix pack_tiles(const std::vector<TileSource>& tiles) {
+PackedMatrix pack_tiles(std::vector<TileSource> tiles, bool dense) {
     const MatrixSource& first = *tiles[0].source;
-    PackedMatrix matrix = allocate(first, int(tiles.size()), scale_groups(first));
-    std::vector<float> scales;
-    scales.reserve(tiles.size() * matrix.groups * tile_rows);
-    for (std::size_t tile = 0; tile < tiles.size(); ++tile) {
-        fill_codes(matrix, int(tile), *tiles[tile].source, tiles[tile].first_row);
-        append_scales(scales, matrix.groups, *tiles[tile].source, tiles[tile].first_row);
+    PackedMatrix matrix = allocate(first, int(tiles.size()), scale_groups(first), dense);
+    tiles.resize(matrix.tiles, {nullptr, 0});
+    for (int tile = 0; tile < matrix.tiles; tile += matrix.unit()) {
+        if (matrix.dense) fill_dense(matrix, tile / matrix.unit(), &tiles[tile]);
+        else fill_codes(matrix, tile, tiles[tile]);
     }
-    store_scales(matrix, scales);
+    store_scales(matrix, gather_scales(matrix, tiles));
     return matrix;
 }
 
@@ -215,11 +246,9 @@ void check_alike(const MatrixSource& first, const MatrixSource& other) {
 
 }  // namespace
 
-PackedMatrix pack_matrix(const std::uint8_t* disk, int out, int in, int bits, const float* scales, int scale_count) {
-    return pack_stacked({{disk, out, in, bits, scales, scale_count}});
-}
+PackedMatrix pack_matrix(const MatrixSource& source, bool dense) { return pack_stacked({source}, dense); }
 
-PackedMatrix pack_stacked(const std::vector<MatrixSource>& parts) {
+PackedMatrix pack_stacked(const std::vector<MatrixSource>& parts, bool dense) {
     if (parts.empty()) throw std::invalid_argument("no matrices to pack");
     std::vector<TileSource> tiles;
     for (const MatrixSource& part : parts) {
@@ -227,10 +256,10 @@ PackedMatrix pack_stacked(const std::vector<MatrixSource>& parts) {
         check_alike(parts[0], part);
         for (int row = 0; row < part.out; row += tile_rows) tiles.push_back({&part, row});
     }
-    return pack_tiles(tiles);
+    return pack_tiles(std::move(tiles), dense);
 }
 
-PackedMatrix pack_interleaved(const MatrixSource& first, const MatrixSource& second) {
+PackedMatrix pack_interleaved(const MatrixSource& first, const MatrixSource& second, bool dense) {
     check(first);
     check(second);
     check_alike(first, second);
@@ -240,18 +269,38 @@ PackedMatrix pack_interleaved(const MatrixSource& first, const MatrixSource& sec
         tiles.push_back({&first, row});
         tiles.push_back({&second, row});
     }
-    return pack_tiles(tiles);
+    return pack_tiles(std::move(tiles), dense);
 }
 
+namespace {
+
+// Codes of inputs [begin, begin + 4) of a row, one to a byte.
+std::uint32_t codes_at(const PackedMatrix& matrix, int tile, int lane, int begin) {
+    const auto* words = reinterpret_cast<const std::uint32_t*>(matrix.codes.data() +
+                                                               tile / matrix.unit() * matrix.unit_bytes()) + lane;
+    if (!matrix.dense) {
+        const int place = begin % matrix.word_inputs() / PackedMatrix::step_inputs;
+        const std::uint32_t word = words[begin / matrix.word_inputs() * tile_rows] >> matrix.bits * place;
+        return word & dense::each_byte((1u << matrix.bits) - 1);
+    }
+    words += begin / dense::inputs * dense::vectors * tile_rows;
+    dense::Stored stored;
+    for (int vector = 0; vector < dense::vectors; ++vector) stored.word[vector] = words[vector * tile_rows];
+    const std::uint32_t joint = dense::load(stored).word[begin % dense::inputs / PackedMatrix::step_inputs];
+    std::uint32_t codes = 0;
+    for (int b = 0; b < 4; ++b) codes |= std::uint32_t(dense::trit(joint >> 8 * b & 0xff, tile % dense::tiles)) << 8 * b;
+    return codes;
+}
+
+}  // namespace
+
 void unpack_row(const PackedMatrix& matrix, int row, float* values) {
-    const int tile = row / tile_rows, lane = row % tile_rows, bits = matrix.bits;
-    const auto* words = reinterpret_cast<const std::uint32_t*>(matrix.codes.data()) +
-                        std::size_t(tile) * matrix.vectors() * tile_rows + lane;
-    for (int begin = 0; begin < matrix.in; begin += matrix.word_inputs(), words += tile_rows) {
-        const float scale = scale_at(matrix, (tile * matrix.groups + begin / matrix.group) * tile_rows + lane);
-        for (int i = 0; i < std::min(matrix.word_inputs(), matrix.in - begin); ++i) {
-            const std::uint32_t code = *words >> (8 * (i % 4) + bits * (i / 4)) & ((1u << bits) - 1);
-            values[begin + i] = float(int(code) - matrix.zero_point()) * scale;
+    const int tile = row / tile_rows, lane = row % tile_rows;
+    for (int begin = 0; begin < matrix.in; begin += PackedMatrix::step_inputs) {
+        const float scale = scale_at(matrix, matrix.scale_place(tile, begin / matrix.group) + lane);
+        const std::uint32_t codes = codes_at(matrix, tile, lane, begin);
+        for (int b = 0; b < std::min(PackedMatrix::step_inputs, matrix.in - begin); ++b) {
+            values[begin + b] = float(int(codes >> 8 * b & 0xff) - matrix.zero_point()) * scale;
         }
     }
 }

@@ -6,6 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include "dense.hpp"
+
 namespace bitmtp {
 
 constexpr int tile_rows = 16;  ///< output rows of a tile: the lanes of every kernel
@@ -34,12 +36,15 @@ private:
 
 /// A packed `[out, in]` matrix of 2-, 4- or 8-bit weights with its scales.
 ///
-/// `codes` is `[tiles][vectors()][16 rows]` 32-bit words. A word holds `8 / bits` steps of four inputs of one row:
-/// byte b, place k (bits `bits * k` and up) is input `step_inputs * k + b` after the word's first. That is the form in
+/// `codes` is, unless `dense`, `[tiles][steps * bits / 8][16 rows]` 32-bit words. A word holds `8 / bits` steps of four inputs of
+/// one row: byte b, place k (bits `bits * k` and up) is input `step_inputs * k + b` after the word's first. That is the form in
 /// which one AND, after at most one shift, gives a vector of 16 rows × 4 inputs for an outer-product kernel. Codes are
 /// unsigned, weight + `zero_point()`. Inputs are padded to whole words, rows to whole tiles.
 ///
-/// `scales` is `[tiles][groups][16 rows]`, float32, or float16 where there are several groups and every value is a
+/// A dense ternary matrix has `[tiles / 3][steps / 8][5 vectors][16 rows]` words instead, five bits for three weights: see
+/// dense.hpp. Inputs are padded to 32, rows to three tiles.
+///
+/// `scales` is `[tiles / unit()][groups][unit()][16 rows]`, float32, or float16 where there are several groups and every value is a
 /// float16 exactly (`half_scales`): the kernel's bits do not change, the memory traffic does.
 struct PackedMatrix {
     static constexpr int step_inputs = 4;
@@ -51,13 +56,21 @@ struct PackedMatrix {
     int groups = 0;
     int tiles = 0;
     int steps = 0;  ///< steps of four inputs, padded to whole words
+    bool dense = false;
     bool half_scales = false;
     AlignedBuffer codes;
     AlignedBuffer scales;
 
     int zero_point() const { return bits == 2 ? 1 : 1 << (bits - 1); }
     int word_inputs() const { return 32 / bits; }
-    int vectors() const { return steps * bits / 8; }  ///< of 64 bytes, a tile
+    int unit() const { return dense ? dense::tiles : 1; }  ///< tiles that are packed together
+    std::size_t unit_bytes() const {  ///< of its codes
+        return std::size_t(dense ? steps / dense::steps * dense::vectors : steps * bits / 8) * 64;
+    }
+    /// Of the first of a tile's 16 scales of a group, in `scales`.
+    std::ptrdiff_t scale_place(int tile, int group) const {
+        return ((std::ptrdiff_t(tile / unit()) * groups + group) * unit() + tile % unit()) * tile_rows;
+    }
     std::size_t bytes() const { return codes.bytes() + scales.bytes(); }
 };
 
@@ -71,16 +84,17 @@ struct MatrixSource {
     int scale_count;
 };
 
-/// Pack one matrix. Throws std::invalid_argument for sizes or scale counts that do not fit the format, or for groups
-/// that are no multiple of a word's inputs (16, 8 or 4).
-PackedMatrix pack_matrix(const std::uint8_t* disk, int out, int in, int bits, const float* scales, int scale_count);
+/// Pack one matrix, densely if `dense` and it is ternary and its groups, if any, are multiples of 32 inputs. Throws
+/// std::invalid_argument for sizes or scale counts that do not fit the format, or for groups that are no multiple of a
+/// word's inputs (16, 8 or 4).
+PackedMatrix pack_matrix(const MatrixSource& source, bool dense);
 
 /// Pack matrices that share their input one below the other. Each starts a new tile: the result's row of part i, row r
 /// is `16 * (tiles of the parts before) + r`. Throws std::invalid_argument if inputs, bits or groups differ.
-PackedMatrix pack_stacked(const std::vector<MatrixSource>& parts);
+PackedMatrix pack_stacked(const std::vector<MatrixSource>& parts, bool dense);
 
 /// Pack two matrices of one shape tile by tile in turns: tile 2i is tile i of `first`, tile 2i + 1 that of `second`.
-PackedMatrix pack_interleaved(const MatrixSource& first, const MatrixSource& second);
+PackedMatrix pack_interleaved(const MatrixSource& first, const MatrixSource& second, bool dense);
 
 /// Row `row` as floats, weight × scale of its row or group, into `values[in]` (an embedding that is also the head).
 void unpack_row(const PackedMatrix& matrix, int row, float* values);

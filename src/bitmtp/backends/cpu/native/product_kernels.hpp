@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "dense.hpp"
 #include "half.hpp"
 #include "packed.hpp"
 #include "product.hpp"
@@ -57,13 +58,13 @@ template <int BITS, int VECS, int COLS>
 inline void block(const PackedMatrix& matrix, const QuantRows& input, int index, int column, float* y,
                   std::ptrdiff_t stride) {
     static_assert(kParts == 1 || kParts % VECS == 0);
-    const std::ptrdiff_t tile_bytes = std::ptrdiff_t(matrix.vectors()) * 64;
+    const std::ptrdiff_t tile_bytes = std::ptrdiff_t(matrix.unit_bytes());
     const std::ptrdiff_t distance = kParts == 1 ? tile_bytes : vector_bytes;
     const std::ptrdiff_t scale_distance = kParts == 1 ? matrix.groups * tile_rows : kNative;
     const std::uint8_t* codes = matrix.codes.data() + index / kParts * tile_bytes + index % kParts * vector_bytes;
     const std::int8_t* values = input.values + std::ptrdiff_t(column) * input.in_padded;
     const std::int32_t* sums = input.sums + std::ptrdiff_t(column) * matrix.groups;
-    std::ptrdiff_t scale_place = std::ptrdiff_t(index / kParts) * matrix.groups * tile_rows + index % kParts * kNative;
+    std::ptrdiff_t scale_place = matrix.scale_place(index / kParts, 0) + index % kParts * kNative;
     const int words = matrix.group / matrix.word_inputs();
     NativeF total[VECS][COLS];
     // -0 + x is x for every x, so that the first group needs no case of its own.
@@ -115,19 +116,32 @@ static inline Columns columns_kernel(int bits, int count) {
     return bits == 2 ? columns_kernel<2>(count) : bits == 4 ? columns_kernel<4>(count) : columns_kernel<8>(count);
 }
 
+#if defined(__AVX512VBMI__)
+#include "product_vbmi.hpp"
+constexpr bool takes_dense = true;
+#else
+constexpr int widest_dense = 0;
+constexpr bool takes_dense = false;
+static inline Columns dense_kernel(int) { return nullptr; }  // no matrix is dense
+#endif
+
 }  // namespace product
 
 /// Output tiles [tile_begin, tile_end) for every row of `input`: `product` of docs/numerics.md, bias not included, as
 /// `y[row * stride + 16 * tile + lane]`. Padding lanes are written too: `stride >= 16 * matrix.tiles`.
 static void product_tiles(const PackedMatrix& matrix, const QuantRows& input, int tile_begin, int tile_end, float* y,
                           std::ptrdiff_t stride) {
-    const int blocks = (input.rows + product::widest - 1) / product::widest;
-    const int tiles_at_once = blocks == 1 ? tile_end - tile_begin : 4;  // few enough to stay in cache for every block
+    const int widest = matrix.dense ? product::widest_dense : product::widest;
+    const int blocks = (input.rows + widest - 1) / widest;
+    const int few = matrix.dense ? 6 : 4;  // tiles that stay in cache for every block
+    const int tiles_at_once = blocks == 1 ? tile_end - tile_begin : few;
     for (int tile = tile_begin; tile < tile_end; tile += tiles_at_once) {
         const int end = tile + tiles_at_once < tile_end ? tile + tiles_at_once : tile_end;
         for (int block = 0; block < blocks; ++block) {
-            const int column = input.rows * block / blocks, next = input.rows * (block + 1) / blocks;
-            product::columns_kernel(matrix.bits, next - column)(matrix, input, tile, end, column, y, stride);
+            const int column = input.rows * block / blocks, count = input.rows * (block + 1) / blocks - column;
+            const product::Columns kernel =
+                matrix.dense ? product::dense_kernel(count) : product::columns_kernel(matrix.bits, count);
+            kernel(matrix, input, tile, end, column, y, stride);
         }
     }
 }

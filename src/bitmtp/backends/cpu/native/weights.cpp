@@ -43,12 +43,10 @@ private:
     std::string prefix_;
 };
 
-PackedMatrix pack(const MatrixSource& m) { return pack_matrix(m.disk, m.out, m.in, m.bits, m.scales, m.scale_count); }
-
-Vocabulary read_vocabulary(const Reader& reader, const std::string& name, const Shape& shape) {
+Vocabulary read_vocabulary(const Reader& reader, const std::string& name, const Shape& shape, bool dense) {
     Vocabulary vocabulary;
     if (shape.embedding_bits < 16) {
-        vocabulary.packed = pack(reader.matrix(name, shape.hidden, shape.embedding_bits));
+        vocabulary.packed = pack_matrix(reader.matrix(name, shape.hidden, shape.embedding_bits), dense);
         return vocabulary;
     }
     const Tensor& weight = reader.get(name + ".weight");
@@ -57,15 +55,15 @@ Vocabulary read_vocabulary(const Reader& reader, const std::string& name, const 
     return vocabulary;
 }
 
-Layer read_layer(const Reader& reader, const Shape& shape) {
+Layer read_layer(const Reader& reader, const Shape& shape, bool dense) {
     const auto ternary = [&](const char* name, int in) { return reader.matrix(name, in, 2); };
     const int hidden = shape.hidden;
     Layer layer;
     layer.qkv = pack_stacked(
-        {ternary("attention.q", hidden), ternary("attention.k", hidden), ternary("attention.v", hidden)});
-    layer.o = pack(ternary("attention.o", shape.attention()));
-    layer.gate_up = pack_interleaved(ternary("mlp.gate", hidden), ternary("mlp.up", hidden));
-    layer.down = pack(ternary("mlp.down", shape.inner));
+        {ternary("attention.q", hidden), ternary("attention.k", hidden), ternary("attention.v", hidden)}, dense);
+    layer.o = pack_matrix(ternary("attention.o", shape.attention()), dense);
+    layer.gate_up = pack_interleaved(ternary("mlp.gate", hidden), ternary("mlp.up", hidden), dense);
+    layer.down = pack_matrix(ternary("mlp.down", shape.inner), dense);
     layer.q_bias = reader.optional("attention.q.bias");
     layer.k_bias = reader.optional("attention.k.bias");
     layer.v_bias = reader.optional("attention.v.bias");
@@ -86,12 +84,12 @@ std::int64_t Tensor::size() const {
     return size;
 }
 
-Weights::Weights(const Shape& shape, const Tensors& tensors) {
+Weights::Weights(const Shape& shape, const Tensors& tensors, bool dense) {
     const Reader reader(tensors, "");
-    embedding = read_vocabulary(reader, "embedding", shape);
-    if (!shape.tied) head = read_vocabulary(reader, "head", shape);
+    embedding = read_vocabulary(reader, "embedding", shape, dense);
+    if (!shape.tied) head = read_vocabulary(reader, "head", shape, dense);
     for (int index = 0; index < shape.layers; ++index) {
-        layers.push_back(read_layer(Reader(tensors, "layers." + std::to_string(index) + "."), shape));
+        layers.push_back(read_layer(Reader(tensors, "layers." + std::to_string(index) + "."), shape, dense));
     }
     norm = reader.floats("norm.weight");
     masks = reader.optional("mask_embedding.weight");

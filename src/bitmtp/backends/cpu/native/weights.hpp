@@ -66,7 +66,8 @@ struct Layer {
 
 /// Everything a pass reads.
 struct Weights {
-    Weights(const Shape& shape, const Tensors& tensors);
+    /// `dense`: pack ternary matrices densely where they can be.
+    Weights(const Shape& shape, const Tensors& tensors, bool dense);
 
     std::size_t bytes() const;
     const Vocabulary& output() const { return head.packed.out || head.is_half() ? head : embedding; }
