@@ -12,60 +12,25 @@ import argparse
 import time
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
 import numpy as np
 
-from bitmtp.backends.base import Head, causal_rows, mask
+from bitmtp import checkpoint
 from bitmtp.backends.cuda.backend import CudaBackend
-from bitmtp.backends.cuda.device import Gpu, check
+from bitmtp.backends.cuda.device import Gpu
+from bitmtp.backends.cuda.profile import copy_speed, history_bytes, prepared_pass, seconds
+from bitmtp.benchmark.host import host_costs
 from bitmtp.benchmark.shapes import SHAPES, random_checkpoint
-from bitmtp.sampling import GREEDY
+from bitmtp.models import shipped_model
 
 CONTEXT = 512
 ROUNDS, REPLAYS = 9, 20
 
 
-def copy_speed(gpu: Gpu) -> float:
-    """Bytes a second, read and written, of a large copy on the device."""
-    from cuda.bindings import driver
-
-    size = 2 << 30
-    a, b = gpu.zeros(size), gpu.zeros(size)
-    stream = driver.CUstream(int(gpu.stream.handle))
-    copy = lambda: check(driver.cuMemcpyDtoDAsync(int(a.handle), int(b.handle), size, stream), "copy")  # noqa: E731
-    return 2 * size / median(seconds(gpu, copy, 1) for _ in range(9))
-
-
-def seconds(gpu: Gpu, launch: Any, count: int) -> float:
-    """Time of one of ``count`` launches, by events."""
-    options = gpu.core.EventOptions(timing_enabled=True)
-    begin = gpu.stream.record(options=options)
-    for _ in range(count):
-        launch()
-    end = gpu.stream.record(options=options)
-    end.sync()
-    return float(end - begin) / 1e3 / count
-
-
 def pass_seconds(backend: CudaBackend, width: int, history: int, masks: bool = False) -> float:
     """Median time of a pass over ``width`` rows behind ``history`` positions (whatever K/V lie there)."""
-    sequence = backend.open()
-    backend.reserve(sequence, history + width)
-    backend.sequence(sequence).length = history
-    tokens = [5, *(mask(depth) for depth in range(1, width))] if masks else list(range(5, 5 + width))
-    backend.step(causal_rows(sequence, tokens, history, [Head.EXACT] * width, GREEDY))
-    shape = backend.shape
-    assert shape is not None
-    taken = [seconds(backend.gpu, lambda: backend.atlas.launch(shape), REPLAYS) for _ in range(ROUNDS)]
-    backend.close(sequence)
-    return median(taken)
-
-
-def kv_bytes(backend: CudaBackend, history: int) -> int:
-    """What attention reads of a history."""
-    config = backend.config
-    return history * config.num_layers * 2 * config.kv_size * (2 if config.kv_type == "float16" else 4)
+    with prepared_pass(backend, width, history, masks) as shape:
+        return median(seconds(backend.gpu, lambda: backend.atlas.launch(shape), REPLAYS) for _ in range(ROUNDS))
 
 
 def report_shape(name: str, widths: list[int], speed: float) -> None:
@@ -76,7 +41,7 @@ def report_shape(name: str, widths: list[int], speed: float) -> None:
     print(f"\n{name}: loaded in {time.perf_counter() - began:.1f} s; {backend.describe()}")
     for width in widths:
         taken = pass_seconds(backend, width, CONTEXT)
-        floor = (backend.network.weight_bytes + kv_bytes(backend, CONTEXT)) / speed
+        floor = (backend.network.weight_bytes + history_bytes(backend, CONTEXT)) / speed
         print(
             f"  width {width:2}: {taken * 1e6:7.1f} us a pass, floor {floor * 1e6:6.1f} us ({floor / taken:4.0%})"
             + (f", {1 / taken:6.0f} tok/s" if width == 1 else "")
@@ -102,11 +67,23 @@ def report_long(name: str, histories: list[int], speed: float) -> None:
     base = pass_seconds(backend, 1, CONTEXT)
     for history in histories:
         one, eight = (pass_seconds(backend, width, history) for width in (1, 8))
-        added = (kv_bytes(backend, history) - kv_bytes(backend, CONTEXT)) / speed
+        added = (history_bytes(backend, history) - history_bytes(backend, CONTEXT)) / speed
         print(
             f"  {history:7}: width 1 {one * 1e6:8.1f} us, width 8 {eight * 1e6:8.1f} us ({eight / one:.2f} x); "
             f"K/V beyond {CONTEXT} cost {(one - base) * 1e6:.0f} us, their bytes {added * 1e6:.0f} us "
             f"({added / (one - base):.0%})"
+        )
+
+
+def report_host() -> None:
+    """What the host adds to an iteration of the shipped model."""
+    backend = CudaBackend(checkpoint.read(shipped_model()), context=1024)
+    prompt = np.random.default_rng(0).integers(5, 1000, 64).tolist()
+    print("\nshipped model, speculative D=8, every proposal verified: microseconds an iteration")
+    for each in host_costs(backend, prompt, tokens=320):
+        print(
+            f"  {each.runtime.label:20} {each.iteration:7.1f}, its two passes {each.passes:7.1f}: "
+            f"{each.added:6.1f} besides them"
         )
 
 
@@ -128,6 +105,7 @@ def main() -> None:
     print(f"{gpu.device.name}, {gpu.architecture}, copies at {speed / 1e12:.2f} TB/s")
     for name in options.shapes:
         report_shape(name, options.widths, speed)
+    report_host()
     if options.long:
         report_long(options.long_shape, options.long, speed)
 

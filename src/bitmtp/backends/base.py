@@ -127,6 +127,35 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Workload:
+    """What passes of coming texts may hold, as far as a backend wants to know beforehand.
+
+    Attributes:
+        several: rows of more than one sequence.
+        filtered: penalties, biases, grammars, top-k, top-p or min-p.
+        shaped: trees or windows.
+    """
+
+    several: bool = False
+    filtered: bool = False
+    shaped: bool = False
+
+
+@runtime_checkable
+class PreparedBackend(Protocol):
+    """What a backend offers besides, if the first pass of a kind takes it long."""
+
+    def prepare(self, workload: Workload) -> None:
+        """Make ready for such passes, before a text begins; free if that has been done."""
+        ...
+
+
+def graphs_a_pass(backend: Backend) -> int:
+    """Graphs that the host launches for a pass: 1, or 0 where passes are not graphs."""
+    return getattr(backend, "graphs_a_pass", 0)
+
+
+@dataclass(frozen=True, slots=True)
 class ResidentText:
     """A text at an iteration's boundary and the policy that goes on with it, for a backend that iterates by itself.
 
@@ -157,6 +186,7 @@ class ResidentResult:
     materialized: int = 0
     stopped: bool = False  # by an end-of-sequence token
     passes: int = 0
+    graph_replays: int = 0
     iterations: int = 0
     num_spec_steps: int = 0
     proposed: int = 0

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bitmtp.backends.base import MAX_WIDTH, Output, Row, prefill_by_steps
-from bitmtp.backends.weights import dequantise_rows, rope_table
+from bitmtp.backends.base import MAX_WIDTH, Head, Output, Row, prefill_by_steps
+from bitmtp.backends.weights import DraftHead, dequantise_rows, head_copy, head_name, rope_table
 from bitmtp.checkpoint import Checkpoint, linear_shapes
 from bitmtp.numerics import Float32, blocked_sum, dot_chain, exp, fold, lane_sum, log, norm
 from bitmtp.sampling import GREEDY, Choice, choose
@@ -75,14 +75,17 @@ class ReferenceBackend:
 
     name = "reference"
 
-    def __init__(self, checkpoint: Checkpoint, context: int | None = None) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, context: int | None = None, draft_head: DraftHead = DraftHead.EXACT
+    ) -> None:
         self.config = checkpoint.config
         self._checkpoint = checkpoint
         self._activation_group = self.config.group_size if self.config.activation_scale == "group" else 0
         self._layers = [self._layer(index) for index in range(self.config.num_layers)]
         self._cos, self._sin = rope_table(self.config, context or self.config.max_position)
-        self._head_name = "embedding" if self.config.tie_embeddings else "head"
-        self._head = self._head_matrix()
+        self._head_name = head_name(self.config)
+        exact = self._head_matrix()
+        self._head = {Head.EXACT: exact, Head.DRAFT: self._copied_head(draft_head) or exact}
         self._stores: dict[int, _Store] = {}
         self._next = 0
 
@@ -109,6 +112,13 @@ class ReferenceBackend:
         integers = unpack(weight, self.config.embedding_bits).astype(np.float64)
         scale = self._tensor(f"{self._head_name}.scale")
         return _Matrix(integers, scale, activation_group=self._activation_group)
+
+    def _copied_head(self, kind: DraftHead) -> _Matrix | None:
+        copy = head_copy(self._checkpoint, kind)
+        if copy is None:
+            return None
+        levels = unpack(copy.weight, copy.bits).astype(np.float64)
+        return _Matrix(levels, copy.scale, activation_group=self._activation_group)
 
     def describe(self) -> dict[str, str]:
         """What runs."""
@@ -295,9 +305,10 @@ class ReferenceBackend:
 
     # Heads
 
-    def _logits(self, hidden: Float32) -> Float32:
-        if self._head is not None:
-            logits: Float32 = self._head.product(hidden[None])[0]
+    def _logits(self, hidden: Float32, head: Head) -> Float32:
+        matrix = self._head[head]
+        if matrix is not None:
+            logits: Float32 = matrix.product(hidden[None])[0]
             return logits
         return lane_sum(self._tensor(f"{self._head_name}.weight").astype(np.float32) * hidden)
 
@@ -312,7 +323,7 @@ class ReferenceBackend:
         return None
 
     def _output(self, row: Row, hidden: Float32, parent: int | None, top: int, want: bool) -> Output:
-        raw = self._logits(hidden)
+        raw = self._logits(hidden, row.head)
         largest = raw.max()
         e = exp(raw - largest)
         z = blocked_sum(e)

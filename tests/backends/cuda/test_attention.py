@@ -1,4 +1,4 @@
-"""The attention kernel against float64, and its bits against themselves. As a script: microseconds of a launch."""
+"""The attention kernels against float64, and their bits against themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from bitmtp.backends.cuda.attention import FILE, AttentionShape, attention_kernel, move_kernel
+from bitmtp.backends.cuda.attention import (
+    FILE,
+    AttentionShape,
+    attention_kernels,
+    most_parts,
+    move_kernel,
+    short_kernel,
+)
 from bitmtp.backends.cuda.compile import ARCHITECTURES, compile_kernels
 from bitmtp.backends.cuda.layout import MAX_WIDTH, PASS, PIECE
 from bitmtp.config import ModelConfig
@@ -107,7 +114,7 @@ class Model:
 
     # On the GPU
 
-    def run(self, texts: list[Text], *, tile: int = 0, blocks: int = 32) -> Result:
+    def run(self, texts: list[Text], *, tile: int = 0, blocks: int = 0, short: bool = False) -> Result:
         config, gpu = self.config, self.gpu
         width = sum(len(text.rows) for text in texts)
         tile = tile or next(tile for tile in (8, 16, 32, 64) if tile >= width)
@@ -118,15 +125,18 @@ class Model:
         qkv[:width] = np.concatenate([text.qkv for text in texts])
         attended = gpu.upload(np.full((MAX_WIDTH, config.attention_size), np.nan, np.float32))
         stats = gpu.upload(np.full((MAX_WIDTH, config.num_heads, 2), np.nan, np.float32))
-        workspace = gpu.zeros(shape.workspace_bytes(blocks))
-        kernel = attention_kernel(gpu, shape, blocks)
-        arguments = (gpu.upload(state), np.int32(LAYER), gpu.upload(qkv), *self.constants, attended, stats, workspace)
+        capacity = max(text.length + len(text.rows) for text in texts)
+        kernels = attention_kernels(gpu, shape, capacity, blocks)
+        workspace = gpu.upload(np.full(shape.workspace_bytes(kernels.blocks, capacity) // 4, np.nan, np.float32))
+        arguments = (gpu.upload(state), np.int32(LAYER), gpu.upload(qkv), *self.constants, attended, stats)
         gpu.device.sync()  # copies from pageable memory may still be under way
-        gpu.launch(gpu.stream, kernel, *arguments)
+        if not short:
+            kernels.launch(gpu.stream, *arguments, workspace)
+        elif kernel := short_kernel(gpu, shape, capacity):
+            gpu.launch(gpu.stream, kernel, *arguments)
+        else:
+            pytest.skip("the card has no clusters")
         first = gpu.read(attended, np.float32, (MAX_WIDTH, config.attention_size))
-        gpu.launch(gpu.stream, kernel, *arguments)  # the workspace is as the first launch left it
-        second = gpu.read(attended, np.float32, first.shape)
-        np.testing.assert_array_equal(first, second)
         assert np.isnan(first[width:]).all(), "a row beyond the width was written"
         moments = gpu.read(stats, np.float32, (MAX_WIDTH, config.num_heads, 2))
         return Result(
@@ -331,6 +341,17 @@ def test_row_does_not_depend_on_the_launch(models, length, few):
         np.testing.assert_array_equal(models["128"].run([case], blocks=blocks).attended, expected)
 
 
+@pytest.mark.parametrize("name", ["128", "64 by three"])
+@pytest.mark.parametrize(("length", "width"), [(0, 3), (511, 1), (700, 8), (1900, 16)])
+def test_short_kernel_equals_this_one(models, name, length, width):
+    rng = np.random.default_rng(length + width)
+    case = text(rng, CONFIGS[name], length, causal(length, width))
+    found, expected = models[name].run([case], short=True), models[name].run([case])
+    np.testing.assert_array_equal(found.attended, expected.attended)
+    np.testing.assert_array_equal(found.stats, expected.stats)
+    np.testing.assert_array_equal(found.stores[0], expected.stores[0])
+
+
 @pytest.mark.parametrize("name", ["128", "odd"])
 def test_chunked_prefill_equals_steps(models, name):
     rng = np.random.default_rng(17)
@@ -384,101 +405,33 @@ def test_move_rows(models, name, order):
 def test_compiles_without_spilling(architecture, shape, tile):
     constants = AttentionShape(config(*shape, qk_norm=True), tile).constants(architecture)
     usage = {kernel.kernel: kernel for kernel in compile_kernels(FILE, constants, architecture).usage}
-    assert set(usage) == {"attention", "move_rows"}
-    assert usage["attention"].registers <= 128
+    assert set(usage) == {"attention", "attention_merge", "move_rows"}
+    assert usage["attention"].registers <= 255
     assert all(kernel.spill_bytes == 0 for kernel in usage.values())
 
 
 def test_what_does_not_fit_is_refused():
     wide = AttentionShape(config(8, 4, 128, "float32"), 64)
-    assert wide.stages("sm_90") == 2
+    assert wide.cut("sm_90") == (1, 4)
     with pytest.raises(BackendError, match="use narrower passes"):
-        wide.stages("sm_86")
+        wide.cut("sm_86")
     with pytest.raises(BackendError, match="at most 32;"):
         AttentionShape(config(64, 1, 64), 8)
 
 
-# Timing
+def test_room_for_the_parts_of_a_block():
+    """A block's range is cut into the largest nodes in it: never more of them than the workspace has room for."""
 
+    def parts(first: int, last: int) -> int:
+        if first == last:
+            return 0
+        size = 1
+        while first % (4 * size) == 0 and first + 4 * size <= last:
+            size *= 4
+        return 1 + parts(first + size, last)
 
-@dataclass(frozen=True)
-class Timing:
-    """Launches over one history: a graph of one for each layer, each with K/V of its own."""
-
-    gpu: object
-    config: ModelConfig
-    length: int
-    store: object
-
-    @classmethod
-    def over(cls, gpu, config: ModelConfig, length: int) -> Timing:
-        pieces, kind = -(-(length + MAX_WIDTH) // PIECE), number_type(config)
-        block = np.random.default_rng(0).normal(size=config.num_layers * 2 * config.kv_size * PIECE).astype(kind)
-        store = gpu.empty(pieces * block.nbytes)
-        for piece in range(pieces):
-            gpu.write(store, block, piece * block.nbytes)
-        return cls(gpu, config, length, store)
-
-    def state(self, width: int, recent: int) -> np.ndarray:
-        state = np.zeros((), PASS)
-        state["width"], state["num_sequences"] = width, 1
-        state["sequences"][0] = (int(self.store.handle), self.length, 0, width, 1)
-        for index in range(width):
-            state["rows"][index] = ((2 << index) - 1, 0, self.length + index, 0, index, 2, -1, 4, recent)
-        return state
-
-    def microseconds(self, width: int, *, recent: int = 0, overlap: bool = True) -> float:
-        """Of one launch, in a row of them."""
-        gpu, config, rng = self.gpu, self.config, np.random.default_rng(1)
-        shape = AttentionShape(config, max(width, 8))
-        qkv = gpu.upload(rng.normal(size=(MAX_WIDTH, config.attention_size + 2 * config.kv_size)).astype(np.float32))
-        table = gpu.upload(rng.normal(size=(self.length + MAX_WIDTH, config.head_dim // 2)).astype(np.float32))
-        norm, gain = (gpu.upload(np.ones(n, np.float32)) for n in (config.head_dim, config.attention_size))
-        attended, stats = (gpu.zeros(MAX_WIDTH * n) for n in (config.attention_size * 4, config.num_heads * 8))
-        blocks = shape.blocks(self.length + width, gpu.multiprocessors)
-        kernel, workspace = attention_kernel(gpu, shape, blocks), gpu.zeros(shape.workspace_bytes(blocks))
-        state = gpu.upload(self.state(width, recent))
-        builder = gpu.device.create_graph_builder()
-        builder.begin_building()
-        for layer in range(config.num_layers):
-            arguments = (qkv, norm, norm, table, table, gain, attended, stats, workspace)
-            gpu.launch(builder, kernel, state, np.int32(layer), *arguments, overlap=overlap)
-        return replay(gpu, builder.end_building().complete()) / config.num_layers
-
-
-def replay(gpu, graph) -> float:
-    """Microseconds of a graph, the median of 20."""
-    import cuda.core as core
-
-    options, times = core.EventOptions(timing_enabled=True), []
-    for _ in range(23):
-        begin, end = (gpu.device.create_event(options) for _ in range(2))
-        gpu.stream.record(begin)
-        graph.launch(gpu.stream)
-        gpu.stream.record(end)
-        gpu.stream.sync()
-        times.append((end - begin) * 1e3)
-    return float(np.median(times[3:]))
-
-
-SHAPES = {"1.7B": (16, 8, 128), "2B-4T": (20, 5, 128), "135M": (9, 3, 64)}
-
-
-def main() -> None:
-    from bitmtp.backends.cuda.device import Gpu
-
-    gpu = Gpu()
-    print(f"{gpu.device.name}: microseconds a launch, (without overlap); floor: bytes of K/V at 4.5 TB/s")
-    for name, dims in SHAPES.items():
-        for length in (0, 500, 1000, 2000, 4000, 8000, 32_000, 130_000):
-            shape = replace(config(*dims, qk_norm=True), num_layers=28 if length < 3000 else 4)
-            timing = Timing.over(gpu, shape, length)
-            times = "".join(f" w{width} {timing.microseconds(width):6.2f}" for width in (1, 4, 8, 16, 64))
-            alone = " ".join(f"{timing.microseconds(width, overlap=False):6.2f}" for width in (1, 8))
-            windowed = timing.microseconds(8, recent=256)
-            floor = length * 4 * shape.kv_size / 4.5e6
-            print(f"{name:5} {length:6} floor {floor:6.2f}:{times} ({alone}) w8 window 256 {windowed:5.2f}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    worst = [max(parts(first, first + length) for first in range(256)) for length in range(70)]
+    for length in range(70):
+        assert max(worst[part] + worst[length - part] for part in range(length + 1)) <= most_parts(length)
+    assert most_parts(1) == 1
+    assert most_parts(512) < 50

@@ -192,7 +192,9 @@ FILTERS = {
     "k": {"top_k": 5}, "k of one": {"top_k": 1}, "large k": {"top_k": 900}, "p": {"top_p": 0.9},
     "p of none": {"top_p": 0.0}, "almost all": {"top_p": 0.9999}, "min": {"min_p": 0.02}, "tiny min": {"min_p": 1e-7},
     "all": {"top_k": 40, "top_p": 0.8, "min_p": 0.01}, "hot": {"temperature": 3.0, "top_p": 0.95},
-    "hot k": {"temperature": 3.0, "top_k": 50},
+    "hot k": {"temperature": 3.0, "top_k": 50}, "hot k and p": {"temperature": 4.0, "top_k": 3000, "top_p": 0.7},
+    "hot large k and p": {"temperature": 9.0, "top_k": 30_000, "top_p": 0.9},
+    "hot min": {"temperature": 5.0, "min_p": 0.1},
 }  # fmt: skip
 
 

@@ -74,11 +74,12 @@ class Run:
         stats = np.zeros((MAX_WIDTH, product.parts, 2), np.float32)
         stats[: len(x)] = stats_of(x, gain if product.norm else 1)
         buffers = [gpu.upload(a) for a in (padded(x, product.stride), stats, np.pad(gain, (0, -len(gain) % 16)))]
-        steps = gpu.zeros(MAX_WIDTH * 4)
+        steps = gpu.zeros(MAX_WIDTH * 4 * max(matrix.step_groups, 1))
         cells = gpu.zeros(MAX_WIDTH * matrix.cells * 128)
-        if not product.fused(self.width):
+        if not product.sharers(self.width, gpu):
             constants = {
-                "INPUTS": matrix.inputs, "X_STRIDE": product.stride, "NORM": int(product.norm), "PARTS": product.parts
+                "INPUTS": matrix.inputs, "X_STRIDE": product.stride, "NORM": int(product.norm), "PARTS": product.parts,
+                "STEP_INPUTS": matrix.step_inputs,
             }  # fmt: skip
             grid = (-(-matrix.cells * 128 // 1024), self.width)
             quantise = gpu.kernel("rows.cu", "quantise", constants, grid=grid, block=256)
@@ -110,13 +111,20 @@ CASES = [
     (2, 1536, 576, "tensor", Role.RESIDUAL, True),
     (2, 6144, 2048, "group", Role.RESIDUAL, False),
     (2, 260, 48, "row", Role.RESIDUAL, False),
+    (2, 576, 960, "groups of 64", Role.STORE, True),
+    (2, 2048, 4128, "groups of 64", Role.SILU, True),
+    (2, 1536, 576, "groups of 32", Role.RESIDUAL, False),
+    (2, 6144, 2048, "groups of 64", Role.RESIDUAL, False),
+    (2, 2048, 2048, "groups of 256", Role.STORE, True),
+    (2, 576, 1000, "groups of 64", Role.STORE, True),
     (4, 576, 1000, "row", Role.STORE, True),
     (8, 576, 1009, "row", Role.STORE, True),
 ]
 
 
 def scales(random, layout, outputs, inputs):
-    shape = {"tensor": (1,), "row": (outputs,), "group": (outputs, inputs // 128)}[layout]
+    groups = int(layout.removeprefix("groups of ")) if layout.startswith("groups") else 128
+    shape = {"tensor": (1,), "row": (outputs,)}.get(layout, (outputs, inputs // groups))
     return random.uniform(0.5, 2, shape).astype(np.float32)
 
 
@@ -161,7 +169,34 @@ def test_product(gpu, tmp_path, bits, inputs, outputs, layout, role, norm, width
         np.testing.assert_allclose(stats[:width, : wanted.shape[1]], wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["row", "group"])
+@pytest.mark.parametrize("width", [1, 5, 8, 16, 64])
+@pytest.mark.parametrize(
+    ("layout", "size"), [("row", 32), ("tensor", 64), ("row", 128), ("group", 128), ("groups of 64", 64)]
+)
+@pytest.mark.parametrize(("inputs", "norm"), [(576, True), (2048, False)])
+def test_steps_of_groups(gpu, tmp_path, inputs, norm, layout, size, width):
+    if inputs % size:
+        pytest.skip("groups are whole")
+    random, outputs = np.random.default_rng(), 272
+    weights, scale = integers(random, outputs, inputs, 2), scales(random, layout, outputs, inputs)
+    shape = {"hidden_size": 1024, "intermediate_size": 1024, "num_heads": 16, "num_kv_heads": 16}
+    load = uploader(gpu, tmp_path, activation_scale="group", group_size=size, **shape)
+    stride = round_up(inputs, 16)
+    product = Product(load._stack([Part(packed(weights, 2), scale)]), Role.STORE, norm, stride // 16, stride)
+    x = (random.standard_normal((width, inputs)) * random.uniform(0.1, 10, (width, inputs))).astype(np.float32)
+    gain = random.uniform(0.5, 2, inputs).astype(np.float32)
+    before = np.full((MAX_WIDTH, outputs), POISON, np.float32)
+    got, _ = Run(gpu, product, min(b for b in (1, 2, 4, 8, 16, 32, 64) if b >= width))(x, gain, before)
+    normed = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-5) * gain if norm else x
+    exact, step = levels(normed.reshape(-1, size), 1, False)
+    values = (np.rint(exact) * step).reshape(width, inputs)
+    y = expected(values, weights, scale)
+    unsure = (np.abs(np.abs(exact - np.rint(exact)) - 0.5) < 1e-3) * step  # half is a matter of last bits
+    slack = unsure.reshape(width, -1).sum(axis=1, keepdims=True) + 1e-4 * np.abs(values).max()
+    assert (np.abs(got[:width] - y) <= slack * scale.max() + 1e-5 * np.abs(y)).all()
+
+
+@pytest.mark.parametrize("layout", ["row", "group", "groups of 64", "groups of 32"])
 def test_a_row_does_not_depend_on_the_width(gpu, tmp_path, layout):
     random = np.random.default_rng()
     weights, inputs = integers(random, 512, 2048, 2), 2048
@@ -177,7 +212,10 @@ def test_a_row_does_not_depend_on_the_width(gpu, tmp_path, layout):
         np.testing.assert_array_equal(part[: len(rows)], whole[list(rows)])
 
 
-@pytest.mark.parametrize(("bits", "layout"), [(2, "row"), (2, "group"), (4, "row"), (8, "row"), (16, "row")])
+@pytest.mark.parametrize(
+    ("bits", "layout"),
+    [(2, "row"), (2, "group"), (2, "groups of 64"), (2, "groups of 32"), (4, "row"), (8, "row"), (16, "row")],
+)
 def test_embedding(gpu, tmp_path, bits, layout):
     random = np.random.default_rng()
     vocab, hidden = 1009, 640

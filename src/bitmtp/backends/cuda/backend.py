@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from bitmtp.backends.base import MAX_WIDTH, Output, ResidentResult, ResidentText, Row, prefill_by_steps
+from bitmtp.backends.base import MAX_WIDTH, Head, Output, ResidentResult, ResidentText, Row, Workload, prefill_by_steps
 from bitmtp.backends.cuda.atlas import Atlas, capacity_class, capacity_classes
 from bitmtp.backends.cuda.attention import AttentionShape, move_kernel
-from bitmtp.backends.cuda.device import Gpu
+from bitmtp.backends.cuda.device import Gpu, Launch, Launches
 from bitmtp.backends.cuda.layout import OUTPUT, TOP
 from bitmtp.backends.cuda.network import WIDTHS, Network, PassShape, width_class
 from bitmtp.backends.cuda.resident import ResidentLoop, loop_shape
 from bitmtp.backends.cuda.resident_layout import MAX_EOS
+from bitmtp.backends.cuda.runtime import Runtime
 from bitmtp.backends.cuda.state import PassWriter, plain
 from bitmtp.backends.cuda.store import Range, Store
+from bitmtp.backends.weights import DraftHead
 from bitmtp.checkpoint import Checkpoint
 from bitmtp.sampling import GREEDY, Choice
 
@@ -38,17 +41,23 @@ class CudaBackend:
         checkpoint: the model; its tensors are repacked, not kept.
         context: positions a sequence may have; the model's own limit if not given.
 
+    Attributes:
+        runtime: how much of the runtime takes part; may be changed between texts.
+        graph_replays: graphs launched so far; those of a resident loop run many passes each.
+
     Raises:
         BackendError: no usable GPU, not enough memory, or a model that this backend does not support.
     """
 
     name = "cuda"
 
-    def __init__(self, checkpoint: Checkpoint, context: int | None = None) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, context: int | None = None, draft_head: DraftHead = DraftHead.EXACT
+    ) -> None:
         self.config = checkpoint.config
         self.context = context or self.config.max_position
         self.gpu = Gpu()
-        self.network = Network(self.gpu, checkpoint, self.context)
+        self.network = Network(self.gpu, checkpoint, self.context, draft_head)
         self._stores = Store(self.gpu, self.config, self.context + MAX_WIDTH)
         self._writer = PassWriter(self.gpu)
         self._outputs = self.gpu.pinned(OUTPUT, (MAX_WIDTH,))
@@ -57,17 +66,39 @@ class CudaBackend:
         self._sequences: dict[int, SequenceState] = {}
         self._touched: list[SequenceState] = []
         self._next = 0
+        self.runtime = Runtime.RESIDENT
         self.graph_replays = 0
+        self._launches: dict[PassShape, Launches] = {}  # of runtimes without graphs
         self.shape: PassShape | None = None  # of the last pass
-        self._prepare(sequences=1)
+        self.prepare(Workload())
 
-    def _prepare(self, sequences: int, filtered: bool = False, linear: bool = True) -> None:
-        """Capture every graph that a generation may need, before it starts."""
-        drafts = (False, True) if self.config.chain_rank else (False,)
-        for capacity in capacity_classes(self.context + MAX_WIDTH):
-            for width in WIDTHS[1 if sequences > 1 else 0 :]:
-                for masks in drafts[: 1 if width == 1 else 2]:
-                    self.atlas.prepare(PassShape(width, capacity, sequences, filtered, masks, linear))
+    def prepare(self, workload: Workload) -> None:
+        """Capture every graph that such texts may need; those of an earlier call cost nothing."""
+        chained = self.config.chain_rank > 0
+        kinds = list(product(*map(_may, (workload.several, workload.filtered, chained, workload.shaped))))
+        shapes = []
+        for capacity, width in product(capacity_classes(self.context + MAX_WIDTH), WIDTHS):
+            for several, filtered, masks, shaped in kinds:
+                if width > 1 or not (several or masks):
+                    sequences = MAX_WIDTH if several else 1
+                    shape = PassShape(width, capacity, sequences, filtered, masks, not shaped)
+                    shapes += [replace(shape, heads=heads) for heads in self._heads(several, shaped)]
+        self._capture([shape for shape in shapes if shape not in self.atlas])
+
+    def _capture(self, missing: Sequence[PassShape]) -> None:
+        def record() -> None:
+            for shape in missing:
+                self.network.record(Launches(), shape)
+
+        self.gpu.compile_ahead(record)
+        for shape in missing:
+            self.atlas.prepare(shape)
+
+    def _heads(self, several: bool, shaped: bool) -> list[tuple[Head, ...]]:
+        """Windows come with the draft head; several texts may have both in one pass."""
+        if self.network.draft_head is None or not shaped:
+            return [(Head.EXACT,)]
+        return [(Head.EXACT,), (Head.DRAFT,), *[(Head.DRAFT, Head.EXACT)][:several]]
 
     def _record(self, stream: Any, shape: PassShape) -> None:
         self.gpu.copy_to_device(stream, self.network.buffers.state, self._writer.pinned)
@@ -94,8 +125,6 @@ class CudaBackend:
     def _add(self, sequence: SequenceState) -> int:
         self._next += 1
         self._sequences[self._next] = sequence
-        if len(self._sequences) == 2:
-            self._prepare(sequences=MAX_WIDTH)
         return self._next
 
     def sequence(self, handle: int) -> SequenceState:
@@ -152,27 +181,51 @@ class CudaBackend:
         masks = self.config.chain_rank > 0 and any(row.token < 0 for row in rows)
         sequences = 1 if len(own) == 1 else MAX_WIDTH
         capacity, linear = capacity_class(longest), self._writer.linear
-        shape = PassShape(width_class(len(rows)), capacity, sequences, filtered, masks, linear)
-        if shape not in self.atlas:
-            self._prepare(sequences, filtered, linear)
+        heads = self.network.heads(rows)
+        shape = PassShape(width_class(len(rows)), capacity, sequences, filtered, masks, linear, heads)
         self.shape = shape
-        self.atlas.launch(shape)
-        self.graph_replays += 1
+        self._run(shape)
         self.gpu.stream.sync()
-        raw = self._logits(len(rows)) if logits or top > TOP else None
         outputs: list[Output | None] = [None] * len(rows)
-        for place, index in enumerate(order):
-            if rows[index].head:
-                outputs[index] = self._output(place, top, logits, None if raw is None else raw[place])
+        for index, output in zip(order, self._read(len(rows), top, logits), strict=True):
+            outputs[index] = output if rows[index].head else None
         return outputs
+
+    @property
+    def graphs_a_pass(self) -> int:
+        """Graphs that the host launches for a pass that it runs by itself."""
+        return int(self.runtime >= Runtime.GRAPHS)
+
+    def _run(self, shape: PassShape) -> None:
+        """Start the pass that the writer holds."""
+        self.graph_replays += self.graphs_a_pass
+        if self.graphs_a_pass:
+            self.atlas.launch(shape)
+            return
+        self.gpu.copy_to_device(self.gpu.stream, self.network.buffers.state, self._writer.pinned)
+        for launch in self.launches(shape):
+            self.gpu.make(self.gpu.stream, launch)
+        self.gpu.copy_to_host(self.gpu.stream, self._outputs, self.network.buffers.outputs)
+
+    def launches(self, shape: PassShape) -> list[Launch]:
+        """The launches of a pass, one by one, as the runtime would make them without graphs."""
+        if self.runtime is Runtime.GENERIC:
+            shape = replace(shape, width=WIDTHS[-1], masks=self.config.chain_rank > 0)
+        if shape not in self._launches:
+            self._launches[shape] = Launches()
+            self.network.record(self._launches[shape], shape)
+        return self._launches[shape].made
 
     def can_reside(self, text: ResidentText) -> bool:
         """Whether the resident loop takes this text; captures the graphs that it will need."""
         s = text.choice.sampling
+        if self.runtime < Runtime.ITERATION:
+            return False
         if s.penalised or text.choice.allowed is not None or len(text.eos_ids) > MAX_EOS:
             return False
         for capacity in self._resident.capacities(text):
-            self._resident.atlas.prepare(loop_shape(text, capacity, not plain(text.choice)))
+            once = self.runtime is Runtime.ITERATION
+            self._resident.atlas.prepare(loop_shape(text, capacity, not plain(text.choice), once))
         return True
 
     def decode_resident(
@@ -185,8 +238,10 @@ class CudaBackend:
         self.gpu.copy_to_device(self.gpu.stream, self.network.buffers.state, self._writer.pinned)
         self.gpu.stream.sync()
         try:
-            yield from self._resident.run(text, filtered, lambda n: self.reserve(sequence, n), result)
+            once = self.runtime is Runtime.ITERATION
+            yield from self._resident.run(text, filtered, once, lambda n: self.reserve(sequence, n), result)
         finally:
+            self.graph_replays += result.graph_replays
             state.length, state.rows = result.materialized, []
 
     def _begin(self, rows: Sequence[Row]) -> dict[int, list[int]]:
@@ -196,34 +251,47 @@ class CudaBackend:
         own: dict[int, list[int]] = {}
         for index, row in enumerate(rows):
             own.setdefault(row.sequence, []).append(index)
-            history = self.sequence(row.sequence).length
-            if not history <= row.position < min(history + MAX_WIDTH, self.context):
-                raise ValueError(f"position {row.position} is not close behind {history}, or outside {self.context}")
-            if not 1 - self.config.block_size <= row.token < self.config.vocab_size:
-                raise ValueError(f"token {row.token} is neither in the vocabulary nor a mask of this model")
-        for handle, indices in own.items():
-            check_visible([rows[index] for index in indices], self._sequences[handle].length)
-        for handle, indices in own.items():
+        siblings = {handle: [rows[index] for index in indices] for handle, indices in own.items()}
+        for handle, each in siblings.items():
+            self._check(each, self.sequence(handle).length)
+        for handle, each in siblings.items():
             state = self._sequences[handle]
-            self._stores.reserve(state.store, state.length + len(indices))
-            state.rows = [rows[index] for index in indices]
+            self._stores.reserve(state.store, state.length + len(each))
+            state.rows = each
         self._touched = [self._sequences[handle] for handle in own]
         return own
+
+    def _check(self, siblings: Sequence[Row], history: int) -> None:
+        """The rows of one sequence are rows of this model, and stand where they may."""
+        last, lowest, vocabulary = (
+            min(history + MAX_WIDTH, self.context),
+            1 - self.config.block_size,
+            self.config.vocab_size,
+        )
+        for row in siblings:
+            if not history <= row.position < last:
+                raise ValueError(f"position {row.position} is not close behind {history}, or outside {self.context}")
+            if not lowest <= row.token < vocabulary:
+                raise ValueError(f"token {row.token} is neither in the vocabulary nor a mask of this model")
+        if not plainly_causal(siblings, history):
+            check_visible(siblings, history)
 
     def _logits(self, width: int) -> Any:
         stride = self.network.logits_stride
         rows = self.gpu.read(self.network.buffers.logits, np.float32, (width, stride))
         return rows[:, : self.config.vocab_size]
 
-    def _output(self, place: int, top: int, logits: bool, raw: Any) -> Output:
-        record = self._outputs[place]
-        best = tuple(zip(record["top_ids"][:top].tolist(), record["top_logits"][:top].tolist(), strict=True))
-        if top > TOP:
-            known = {token for token, _ in best}
-            order = np.lexsort((np.arange(len(raw)), -raw))
-            best += tuple((int(i), float(raw[i])) for i in order if int(i) not in known)[: top - TOP]
-        token, probability, entropy = record.item()[:3]
-        return Output(token, probability, entropy, best, raw.copy() if logits else None)
+    def _read(self, width: int, top: int, logits: bool) -> list[Output]:
+        """The outputs of a pass that has run, in the order of its rows on the device."""
+        records = self._outputs[:width]
+        chosen = zip(*(records[name].tolist() for name in ("token", "probability", "entropy")), strict=True)
+        if not top and not logits:
+            return [Output(token, probability, entropy) for token, probability, entropy in chosen]
+        raw = self._logits(width) if logits or top > TOP else [None] * width
+        return [
+            Output(token, probability, entropy, _best(record, own, top), own.copy() if logits else None)
+            for (token, probability, entropy), record, own in zip(chosen, records, raw, strict=True)
+        ]
 
     def materialize(self, sequence: int, indices: Sequence[int]) -> None:
         """Append rows of the last pass to the history, in this order; free if they already lie in it."""
@@ -246,6 +314,27 @@ class CudaBackend:
         self.gpu.launch(self.gpu.stream, kernel, *scalars, numbers, np.int32(len(indices)), overlap=False)
         self.gpu.stream.sync()
         numbers.close()
+
+
+def _best(record: Any, raw: Any, top: int) -> tuple[tuple[int, float], ...]:
+    """The likeliest tokens and their logits; those that the device does not report are looked for in ``raw``."""
+    best = tuple(zip(record["top_ids"][:top].tolist(), record["top_logits"][:top].tolist(), strict=True))
+    if top > TOP:
+        known = {token for token, _ in best}
+        order = np.lexsort((np.arange(len(raw)), -raw))
+        best += tuple((int(i), float(raw[i])) for i in order if int(i) not in known)[: top - TOP]
+    return best
+
+
+def _may(happen: bool) -> tuple[bool, ...]:
+    return (False, True) if happen else (False,)
+
+
+def plainly_causal(siblings: Sequence[Row], history: int) -> bool:
+    """Whether each stands right behind the one before it and sees all of them, as rows of a chain do."""
+    return all(
+        row.position == history + index and row.visible == (2 << index) - 1 for index, row in enumerate(siblings)
+    )
 
 
 def check_visible(siblings: Sequence[Row], history: int) -> None:

@@ -87,6 +87,33 @@ def _compile(file: str, definitions: list[tuple[str, str]], architecture: str) -
     return Compiled(bytes(code.code), log.getvalue())
 
 
+def check_compiler(architecture: str, driver: int) -> None:
+    """See that NVRTC is there, knows an architecture, and writes what the driver can read; costs milliseconds.
+
+    Args:
+        driver: the CUDA version it knows, as the driver numbers them: 13000 is 13.0.
+
+    Raises:
+        BackendError: it is not installed, or card, compiler and driver do not go together.
+    """
+    try:
+        from cuda.bindings import nvrtc
+
+        _, major, minor = nvrtc.nvrtcVersion()
+        known = nvrtc.nvrtcGetSupportedArchs()[1]
+    except Exception as error:  # the bindings raise types of their own where the library is missing
+        raise BackendError(f"NVRTC cannot be loaded ({error}); run `pip install 'bitmtp[cuda]'`") from None
+    if int(architecture.removeprefix("sm_")) not in known:
+        raise BackendError(
+            f"NVRTC {major}.{minor} does not know {architecture}; run `pip install --upgrade 'bitmtp[cuda]'`"
+        )
+    if driver // 1000 < major:
+        raise BackendError(
+            f"the NVIDIA driver knows CUDA {driver // 1000}.{driver % 1000 // 10}, NVRTC {major}.{minor} needs "
+            f"{major}.0; update the driver or run `pip install 'cuda-core[cu{driver // 1000}]'`"
+        )
+
+
 def _core() -> Any:
     try:
         import cuda.core

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bitmtp.backends.cuda.compile import Constants, compile_kernels
+from bitmtp.backends.cuda.compile import Constants, check_compiler, compile_kernels
 from bitmtp.errors import BackendError
+
+SHARED_PERCENT = 72  # of the memory that L1 and shared memory divide: enough for three kernels at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A loaded kernel and the shape of its launches, all but the arguments."""
 
+    name: str
     handle: Any
     grid: tuple[int, ...]
     block: int
@@ -25,11 +29,28 @@ class Kernel:
     cluster: int = 1  # blocks of a cluster, along the grid's first dimension
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch, ready to be made."""
+
+    name: str
+    config: Any
+    handle: Any
+    arguments: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Launches:
+    """Stands where a stream would, and keeps the launches: to be looked at, or made one by one without a graph."""
+
+    made: list[Launch] = field(default_factory=list)
+
+
 class Gpu:
     """One CUDA device, one stream.
 
     Raises:
-        BackendError: no driver, no device, or one older than compute capability 8.0.
+        BackendError: no driver, no device, one older than compute capability 8.0, or no compiler that suits both.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -52,10 +73,12 @@ class Gpu:
                 "needs 8.0 (Ampere) or later; use --backend cpu"
             )
         self.architecture = f"sm_{capability.major}{capability.minor}"
+        check_compiler(self.architecture, _driver_version())
         self.overlaps = capability.major >= 9  # programmatic dependent launch
         self.multiprocessors: int = self.device.properties.multiprocessor_count
         self.stream = self.device.create_stream()
         self._modules: dict[tuple[Any, ...], Any] = {}
+        self._noted: set[tuple[Any, ...]] | None = None  # what `compile_ahead` was asked for
 
     def kernel(
         self,
@@ -70,13 +93,41 @@ class Gpu:
     ) -> Kernel:
         """Compile (or take from the cache) and load one kernel; with clusters, ``grid`` counts those."""
         key = (file, tuple(sorted(constants.items())))
+        if self._noted is not None:
+            self._noted.add(key)
+            return Kernel(name, None, grid, block, shared_bytes, cluster)
         if key not in self._modules:
             compiled = compile_kernels(file, constants, self.architecture)
             self._modules[key] = self.core.ObjectCode.from_cubin(compiled.code)
         handle = self._modules[key].get_kernel(name)
+        self._divide_memory(handle)
         if shared_bytes > 48 << 10:
             self._allow_shared(handle, name, shared_bytes)
-        return Kernel(handle, grid, block, shared_bytes, cluster)
+        return Kernel(name, handle, grid, block, shared_bytes, cluster)
+
+    def compile_ahead(self, record: Callable[[], None]) -> None:
+        """Compile, on all cores, the kernels of everything that ``record`` launches; nothing is launched."""
+        self._noted = set()
+        try:
+            record()
+        finally:
+            noted, self._noted = self._noted, None
+        missing = [key for key in noted if key not in self._modules]
+        with ThreadPoolExecutor() as pool:
+            compiled = pool.map(lambda key: compile_kernels(key[0], dict(key[1]), self.architecture), missing)
+            for key, each in zip(missing, compiled, strict=True):
+                self._modules[key] = self.core.ObjectCode.from_cubin(each.code)
+
+    def _divide_memory(self, handle: Any) -> None:
+        """Ask for the same division of a multiprocessor's memory whatever the kernel.
+
+        One that wants another than the kernel before it could not start before that has ended.
+        """
+        from cuda.bindings import driver
+
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        kernel, device = driver.CUkernel(int(handle.handle)), driver.CUdevice(self.device.device_id)
+        check(driver.cuKernelSetAttribute(attribute, SHARED_PERCENT, kernel, device), "divide shared memory from L1")
 
     def _allow_shared(self, handle: Any, name: str, size: int) -> None:
         from cuda.bindings import driver
@@ -88,12 +139,14 @@ class Gpu:
             raise BackendError(f"kernel {name} needs {size} bytes of shared memory, more than {self.device.name} has")
 
     def launch(self, stream: Any, kernel: Kernel, *arguments: Any, overlap: bool = True) -> None:
-        """Launch into a stream or a graph being built.
+        """Launch into a stream or a graph being built, or keep the launch for :meth:`make`.
 
         Args:
             arguments: buffers, or NumPy scalars of the exact type of the kernel's parameters.
             overlap: let it start before the kernel before it has ended (it waits by itself).
         """
+        if self._noted is not None:
+            return
         config = self.core.LaunchConfig(
             grid=kernel.grid,
             cluster=(kernel.cluster, 1, 1) if kernel.cluster > 1 else None,
@@ -101,7 +154,15 @@ class Gpu:
             shmem_size=kernel.shared_bytes,
             programmatic_stream_serialization=overlap and self.overlaps,
         )
-        self.core.launch(stream, config, kernel.handle, *arguments)
+        launch = Launch(kernel.name, config, kernel.handle, arguments)
+        if isinstance(stream, Launches):
+            stream.made.append(launch)
+        else:
+            self.make(stream, launch)
+
+    def make(self, stream: Any, launch: Launch) -> None:
+        """Make a launch that was kept."""
+        self.core.launch(stream, launch.config, launch.handle, *launch.arguments)
 
     # Memory
 
@@ -177,6 +238,12 @@ class Gpu:
         self.stream.sync()
         check(driver.cuMemcpyDtoH(array.ctypes.data, int(buffer.handle) + offset, array.nbytes), "copy from the GPU")
         return array
+
+
+def _driver_version() -> int:
+    from cuda.bindings import driver
+
+    return int(check(driver.cuDriverGetVersion(), "ask for the driver's version"))
 
 
 def _stream(stream: Any) -> Any:

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from bitmtp.backends.cuda.device import Gpu
+from bitmtp.backends.weights import HeadCopy
 from bitmtp.checkpoint import Checkpoint, Tensor
 from bitmtp.config import ModelConfig
 from bitmtp.errors import BackendError
 from bitmtp.numerics import Float32
 
 GROUP = 128  # inputs of a cell
+SMALL_GROUPS = (32, 64)  # that a scale may cover: what an instruction multiplies, or two of them
+STEP_INPUTS = (32, 64, 128)  # that a step of the activations may cover, if not all
 
 
 def round_up(value: int, unit: int) -> int:
@@ -28,8 +31,9 @@ class Matrix:
 
     Attributes:
         outputs: rows, each part of a stack padded to whole tiles of 16.
-        scale_groups: scales a row has; 0: one, applied to the integer sum.
+        scale_groups: scales a row has, a divisor or a multiple of :attr:`cells`; 0: one, applied to the integer sum.
         scale: float32 ``[outputs]`` or ``[outputs / 16, scale_groups, 16]``.
+        step_inputs: inputs that share a step of the int8 activations; 0: all of them do.
     """
 
     bits: int
@@ -39,11 +43,22 @@ class Matrix:
     weights: Any
     scale: Any
     bias: Any | None
+    step_inputs: int = 0
 
     @property
     def cells(self) -> int:
         """Groups of 128 inputs."""
         return -(-self.inputs // GROUP)
+
+    @property
+    def cell_scales(self) -> int:
+        """Scales that a product takes with each cell of a row."""
+        return -(-self.scale_groups // self.cells)
+
+    @property
+    def step_groups(self) -> int:
+        """Steps of a row of activations, padded to whole cells; 0: one."""
+        return self.cells * GROUP // self.step_inputs if self.step_inputs else 0
 
     @property
     def nbytes(self) -> int:
@@ -81,10 +96,17 @@ class Uploader:
 
     def __init__(self, gpu: Gpu, checkpoint: Checkpoint) -> None:
         self._gpu, self._tensors, self.config = gpu, checkpoint.tensors, checkpoint.config
-        if self.config.ternary_scale == "group" and self.config.group_size % GROUP:
+        size = self.config.group_size
+        if self.config.ternary_scale == "group" and size % GROUP and size not in SMALL_GROUPS:
             raise BackendError(
-                f"the cuda backend needs scale groups of a multiple of {GROUP} inputs, this model has "
-                f"{self.config.group_size}; use --backend cpu"
+                f"the cuda backend needs scale groups of {' or '.join(map(str, SMALL_GROUPS))} inputs or a multiple of "
+                f"{GROUP}, this model has {size}; use --backend cpu"
+            )
+        self._step_inputs = size if self.config.activation_scale == "group" else 0
+        if self._step_inputs not in (0, *STEP_INPUTS):
+            raise BackendError(
+                f"the cuda backend needs activation groups of {', '.join(map(str, STEP_INPUTS))} inputs, this model "
+                f"has {size}; use --backend reference"
             )
 
     def optional(self, name: str) -> Any | None:
@@ -119,6 +141,10 @@ class Uploader:
             return self._stack([Part(weight, self._tensors[f"{name}.scale"])], bits)
         return Matrix(16, weight.shape[1], len(weight), 0, self._gpu.upload(weight), self._gpu.empty(0), None)
 
+    def head_copy(self, copy: HeadCopy) -> Matrix:
+        """A head of fewer bits."""
+        return self._stack([Part(copy.weight, copy.scale)], copy.bits)
+
     def _part(self, name: str) -> Part:
         return Part(self._tensors[f"{name}.weight"], self._tensors[f"{name}.scale"], self._tensors.get(f"{name}.bias"))
 
@@ -132,11 +158,11 @@ class Uploader:
         for index, part in enumerate(parts):
             first = index if interleave else sum(tiles[:index])
             self._repack(part.weight, weights, inputs, bits, first, step)
-        scale = _arrange([_row_scales(part) for part in parts], interleave)
+        scale = _arrange([_row_scales(part, inputs) for part in parts], interleave)
         biases = [np.pad(part.bias, (0, -len(part.bias) % 16)) for part in parts if part.bias is not None]
         bias = self._gpu.upload(np.concatenate(biases)) if biases else None
         groups = scale.shape[1] if scale.ndim == 3 else 0
-        return Matrix(bits, inputs, sum(tiles) * 16, groups, weights, self._gpu.upload(scale), bias)
+        return Matrix(bits, inputs, sum(tiles) * 16, groups, weights, self._gpu.upload(scale), bias, self._step_inputs)
 
     def _repack(self, weight: Tensor, out: Any, inputs: int, bits: int, first: int, step: int) -> None:
         threads = -(-len(weight) // 16) * -(-inputs // GROUP) * 32
@@ -150,12 +176,13 @@ class Uploader:
         source.close()
 
 
-def _row_scales(part: Part) -> Float32:
-    """``[tiles, 16]``, or ``[tiles, 16, groups]``; rows of padding get 0."""
+def _row_scales(part: Part, inputs: int) -> Float32:
+    """``[tiles, 16]``, or ``[tiles, 16, groups]``; padding, of rows or to whole cells, gets 0."""
     rows, scale = len(part.weight), part.scale
     each = np.broadcast_to(scale, (rows,)) if scale.ndim == 1 else scale
-    padded = np.pad(each, [(0, -rows % 16)] + [(0, 0)] * (each.ndim - 1))
-    return padded.reshape(-1, 16, *each.shape[1:])
+    groups = [(0, -each.shape[1] % max(GROUP * each.shape[1] // inputs, 1))] if each.ndim == 2 else []
+    padded = np.pad(each, [(0, -rows % 16), *groups])
+    return padded.reshape(-1, 16, *padded.shape[1:])
 
 
 def _arrange(parts: Sequence[Float32], interleave: bool) -> Float32:

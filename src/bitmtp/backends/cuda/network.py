@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from bitmtp.backends.cuda.attention import AttentionShape, attention_kernel, short_kernel
+from bitmtp.backends.base import Head, Row
+from bitmtp.backends.cuda.attention import AttentionShape, attention_kernels, short_kernel
 from bitmtp.backends.cuda.choose import Chooser
 from bitmtp.backends.cuda.device import Gpu
+from bitmtp.backends.cuda.heads import float_head
 from bitmtp.backends.cuda.layout import MAX_WIDTH, OUTPUT, PASS
-from bitmtp.backends.cuda.matrices import Layer, Uploader, round_up
+from bitmtp.backends.cuda.matrices import STEP_INPUTS, Layer, Uploader, round_up
 from bitmtp.backends.cuda.products import Product, Role
-from bitmtp.backends.weights import rope_table
+from bitmtp.backends.weights import DraftHead, head_copy, head_name, rope_table
 from bitmtp.checkpoint import Checkpoint
-from bitmtp.errors import BackendError
 
 NOTHING = np.uintp(0)
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
@@ -37,6 +39,7 @@ class PassShape:
         filtered: rows may have penalties, biases, grammars or filters.
         masks: rows may be masks, which a chain chooses again.
         linear: every row stands right behind the one before it and sees all of the history: no trees, no windows.
+        heads: that its rows have; DRAFT only where it is not the exact one.
     """
 
     width: int
@@ -45,6 +48,7 @@ class PassShape:
     filtered: bool = False
     masks: bool = False
     linear: bool = True
+    heads: tuple[Head, ...] = (Head.EXACT,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +72,15 @@ class Activations:
 class Network:
     """A model on the device, and how to run it."""
 
-    def __init__(self, gpu: Gpu, checkpoint: Checkpoint, context: int) -> None:
+    def __init__(self, gpu: Gpu, checkpoint: Checkpoint, context: int, draft_head: DraftHead = DraftHead.EXACT) -> None:
         config = checkpoint.config
-        if config.activation_scale != "row":
-            raise BackendError("the cuda backend quantises activations per row only; use --backend reference")
         upload = Uploader(gpu, checkpoint)
         self.gpu, self.config = gpu, config
         self.layers = [upload.layer(index) for index in range(config.num_layers)]
         self.embedding = upload.vocabulary("embedding")
-        self.head = self.embedding if config.tie_embeddings else upload.vocabulary("head")
+        self.head = self.embedding if config.tie_embeddings else upload.vocabulary(head_name(config))
+        copy = head_copy(checkpoint, draft_head)
+        self.draft_head = None if copy is None else upload.head_copy(copy)
         self._norm = upload.vector("norm.weight")
         masks = checkpoint.tensors.get("mask_embedding.weight")
         self._masks = NOTHING if masks is None else gpu.upload(masks)
@@ -122,13 +126,13 @@ class Network:
             inner=floats(inner),
             inner_stats=stats(inner // 16),
             levels=gpu.zeros(MAX_WIDTH * widest),
-            steps=floats(1),
+            steps=floats(widest // min(STEP_INPUTS)),
             logits=floats(self.logits_stride),
         )
 
     def _workspace_bytes(self, longest: int) -> int:
-        shapes = [self._attention(PassShape(64, longest, sequences)) for sequences in (1, MAX_WIDTH)]
-        return max(shape.workspace_bytes(shape.blocks(longest, self.gpu.multiprocessors)) for shape in shapes)
+        shapes = [self._attention(PassShape(w, longest, sequences)) for w in WIDTHS for sequences in (1, MAX_WIDTH)]
+        return max(shape.workspace_bytes(shape.blocks(self.gpu, longest), longest) for shape in shapes)
 
     def _attention(self, shape: PassShape) -> AttentionShape:
         return AttentionShape(
@@ -145,7 +149,8 @@ class Network:
         for index, layer in enumerate(self.layers):
             following = self.layers[index + 1].attention_norm if index + 1 < len(self.layers) else self._norm
             self._layer(stream, shape, index, layer, following)
-        self._logits(stream, shape)
+        for head in shape.heads:
+            self._logits(stream, shape, head)
         arguments = b.state, b.logits, b.x, b.outputs
         self.chooser.record(stream, shape.width, *arguments, filtered=shape.filtered, masks=shape.masks)
 
@@ -163,7 +168,7 @@ class Network:
     def _layer(self, stream: Any, shape: PassShape, index: int, layer: Layer, following: Any) -> None:
         b, config = self.buffers, self.config
         x_stride = round_up(config.hidden_size, 16)
-        qkv = Product(layer.qkv, Role.STORE, True, x_stride // 16, x_stride)
+        qkv = Product(layer.qkv, Role.STORE, True, x_stride // 16, x_stride, hasty=True)
         self._product(stream, shape, qkv, b.x, b.x_stats, layer.attention_norm, b.qkv)
         attention = self._attention(shape)
         arguments: tuple[Any, ...] = (
@@ -172,33 +177,36 @@ class Network:
         )  # fmt: skip
         kernel = short_kernel(self.gpu, attention, shape.capacity) if shape.linear else None
         if kernel is None:
-            kernel = attention_kernel(self.gpu, attention, attention.blocks(shape.capacity, self.gpu.multiprocessors))
-            arguments = (*arguments, self._workspace)
-        self.gpu.launch(stream, kernel, *arguments)
+            attention_kernels(self.gpu, attention, shape.capacity).launch(stream, *arguments, self._workspace)
+        else:
+            self.gpu.launch(stream, kernel, *arguments)
         sub = config.sub_norm
-        o = Product(layer.o, Role.RESIDUAL, sub, config.num_heads, round_up(config.attention_size, 16))
+        o = Product(layer.o, Role.RESIDUAL, sub, config.num_heads, round_up(config.attention_size, 16), hasty=True)
         after = b.x, b.x_stats, layer.mlp_norm
         self._product(stream, shape, o, b.attended, b.attended_stats, layer.attention_sub_norm, *after)
         gate_up = Product(layer.gate_up, Role(config.activation.upper()), True, x_stride // 16, x_stride)
         inner = b.inner, b.inner_stats, layer.mlp_sub_norm
         self._product(stream, shape, gate_up, b.x, b.x_stats, layer.mlp_norm, *inner)
         stride = round_up(config.intermediate_size, 16)
-        down = Product(layer.down, Role.RESIDUAL, sub, stride // 16, stride)
+        down = Product(layer.down, Role.RESIDUAL, sub, stride // 16, stride, hasty=True)
         self._product(stream, shape, down, b.inner, b.inner_stats, layer.mlp_sub_norm, b.x, b.x_stats, following)
 
-    def _logits(self, stream: Any, shape: PassShape) -> None:
+    def heads(self, rows: Iterable[Row]) -> tuple[Head, ...]:
+        """The heads that a pass reads, for ``PassShape``."""
+        if self.draft_head is None:
+            return (Head.EXACT,)
+        return tuple(sorted({row.head for row in rows if row.head})) or (Head.EXACT,)
+
+    def _logits(self, stream: Any, shape: PassShape, head: Head) -> None:
         b, stride = self.buffers, round_up(self.config.hidden_size, 16)
-        if self.head.bits < 16:
-            head = Product(self.head, Role.STORE, True, stride // 16, stride, streaming=True)
-            self._product(stream, shape, head, b.x, b.x_stats, self._norm, b.logits)
+        matrix = self.draft_head if self.draft_head and head is Head.DRAFT else self.head
+        only = head if len(shape.heads) > 1 else Head.NONE
+        if matrix.bits < 16:
+            product = Product(matrix, Role.STORE, True, stride // 16, stride, streaming=True, head=only)
+            self._product(stream, shape, product, b.x, b.x_stats, self._norm, b.logits)
             return
-        constants = {
-            "INPUTS": self.config.hidden_size, "X_STRIDE": stride, "VOCAB": self.config.vocab_size,
-            "OUT_STRIDE": self.logits_stride, "PARTS": stride // 16,
-        }  # fmt: skip
-        grid = (min(-(-self.config.vocab_size // 8), 8 * self.gpu.multiprocessors),)
-        kernel = self.gpu.kernel("rows.cu", "float_head", constants, grid=grid, block=256)
-        arguments = b.state, self.head.weights, b.x, b.x_stats, self._norm, b.logits, self._eps
+        kernel = float_head(self.gpu, matrix, shape.width, self.logits_stride, only)
+        arguments = b.state, matrix.weights, b.x, b.x_stats, self._norm, b.logits, self._eps
         self.gpu.launch(stream, kernel, *arguments)
 
     def _product(
@@ -206,7 +214,7 @@ class Network:
         out_stats: Any = NOTHING, out_gain: Any | None = None,
     ) -> None:  # fmt: skip
         b, matrix = self.buffers, product.matrix
-        if not product.fused(shape.width):
+        if not product.sharers(shape.width, self.gpu):
             self._quantise(stream, shape, product, x, stats, gain)
         kernel = product.kernel(self.gpu, shape.width)
         self.gpu.launch(
@@ -217,7 +225,7 @@ class Network:
     def _quantise(self, stream: Any, shape: PassShape, product: Product, x: Any, stats: Any, gain: Any | None) -> None:
         constants = {
             "INPUTS": product.matrix.inputs, "X_STRIDE": product.stride, "NORM": int(product.norm),
-            "PARTS": product.parts,
+            "PARTS": product.parts, "STEP_INPUTS": product.matrix.step_inputs,
         }  # fmt: skip
         grid = (-(-product.matrix.cells * 128 // 1024), shape.width)
         kernel = self.gpu.kernel("rows.cu", "quantise", constants, grid=grid, block=256)

@@ -34,20 +34,22 @@ class LoopShape:
         verify: width class of its verify passes; 0: there are none.
         capacity: positions that its passes reach.
         filtered: rows may have filters or biases.
+        once: it ends with its first iteration.
     """
 
     draft: int
     verify: int
     capacity: int
     filtered: bool
+    once: bool
 
 
-def loop_shape(text: ResidentText, capacity: int, filtered: bool) -> LoopShape:
+def loop_shape(text: ResidentText, capacity: int, filtered: bool, once: bool) -> LoopShape:
     """The graph that runs a text; a lossy policy leaves up to a block of tokens pending."""
     pending = 1 if text.verify == "always" else text.block_size
     widest = max(pending, len(text.pending)) + text.block_size - 1
     verify = 0 if text.verify == "never" else width_class(text.block_size)
-    return LoopShape(width_class(widest), verify, capacity, filtered)
+    return LoopShape(width_class(widest), verify, capacity, filtered, once)
 
 
 def loop_record(text: ResidentText) -> Any:
@@ -81,7 +83,7 @@ class ResidentLoop:
         again = builder.create_condition(default_value=0)
         handle = np.uint64(int(again.handle))
         launch(builder, self._kernel("begin"), self._loop, state, ring, handle, overlap=False)
-        body = builder.while_loop(again).begin_building()
+        body = (builder.if_then if shape.once else builder.while_loop)(again).begin_building()
         self._network.record(body, PassShape(shape.draft, shape.capacity, 1, shape.filtered, shape.draft > 1))
         arguments = self._loop, state, outputs, ring, handle
         if not shape.verify:  # what is never true may be written to the other condition, which is set after it
@@ -103,37 +105,67 @@ class ResidentLoop:
             capacity *= 2
 
     def run(
-        self, text: ResidentText, filtered: bool, reserve: Callable[[int], int], result: ResidentResult
+        self, text: ResidentText, filtered: bool, once: bool, reserve: Callable[[int], int], result: ResidentResult
     ) -> Iterator[list[tuple[int, str]]]:
         """Tokens and their sources, as they come, until the text ends or its reader goes away.
 
         Args:
+            once: the host begins every iteration.
             reserve: maps memory for that many positions, as far as there may be, and returns for how many there is.
         """
         self.ring.memory["received"] = self.ring.memory["stop"] = 0
         self.ring.memory["entries"] = 0
         loop, status = loop_record(text), Status.NEEDS_MEMORY
-        while status in (Status.NEEDS_MEMORY, Status.RING_FULL):
+        while status in (Status.RUNNING, Status.NEEDS_MEMORY, Status.RING_FULL):
             capacity = capacity_class(int(loop["committed"]) + 2 * MAX_BLOCK)
             loop["capacity"] = min(reserve(capacity), capacity)
             self._gpu.write(self._loop, loop)
-            self.atlas.launch(loop_shape(text, capacity, filtered))
+            shape = loop_shape(text, capacity, filtered, once)
             try:
-                yield from self._follow()
+                yield from self._begin_each(shape, result) if once else self._follow(shape, result)
             finally:
                 loop = self._gpu.read(self._loop, LOOP, ())
                 status = Status(int(loop["status"]))
                 _fill(result, loop)
 
-    def _follow(self) -> Iterator[list[tuple[int, str]]]:
-        """Tokens of the running graph; returns when it has ended and the ring is empty."""
-        event = self._gpu.stream.record()
+    def _start(self, shape: LoopShape, result: ResidentResult) -> Any:
+        """Launch a graph; the event behind it."""
+        self.atlas.launch(shape)
+        result.graph_replays += 1
+        return self._gpu.stream.record()
+
+    def _arrived(self) -> list[tuple[int, str]]:
+        return [(token, SOURCES[source]) for token, source in self.ring.drain()]
+
+    def _begin_each(self, shape: LoopShape, result: ResidentResult) -> Iterator[list[tuple[int, str]]]:
+        """Tokens of iterations that the host begins, each while the one before it runs.
+
+        Returns when none came: the loop rests, or they came early, together with those before them.
+        """
+        running = self._start(shape, result)
+        try:
+            while True:
+                following = self._start(shape, result)
+                running.sync()
+                if arrived := self._arrived():
+                    yield arrived
+                    running = following
+                    continue
+                following.sync()
+                if arrived := self._arrived():
+                    yield arrived
+                return
+        finally:
+            self._gpu.stream.sync()
+
+    def _follow(self, shape: LoopShape, result: ResidentResult) -> Iterator[list[tuple[int, str]]]:
+        """Tokens of a graph as it runs; returns when it has ended and the ring is empty."""
+        event = self._start(shape, result)
         try:
             while True:
                 done = event.is_done
-                arrived = self.ring.drain()
-                if arrived:
-                    yield [(token, SOURCES[source]) for token, source in arrived]
+                if arrived := self._arrived():
+                    yield arrived
                 elif done:
                     return
                 else:

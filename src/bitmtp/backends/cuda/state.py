@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from bitmtp.numerics import mix64
 from bitmtp.sampling import GREEDY, Choice
 
 _ROW = struct.Struct("<Q8i")
+_FIELDS = 9  # of a row
 _SEQUENCE = struct.Struct("<Q4i")
 _HEAD = struct.Struct("<4i")
 _ROWS = _HEAD.size
@@ -40,9 +42,7 @@ def greedy(choice: Choice) -> bool:
 
 def plain(choice: Choice) -> bool:
     """Whether a choice is greedy or temperature alone: what the unfiltered kernels do."""
-    s = choice.sampling
-    filters = s.temperature and (s.top_k or s.top_p < 1 or s.min_p)
-    return not (filters or s.penalised or s.logit_bias or choice.allowed is not None)
+    return not choice.sampling.filtered and choice.allowed is None
 
 
 class PassWriter:
@@ -61,34 +61,25 @@ class PassWriter:
     ) -> bool:
         """Rows grouped by sequence, in the order of ``own``; true if the pass needs the filtered kernels."""
         _HEAD.pack_into(self._bytes, 0, len(rows), len(own), top, 0)
-        choices: dict[int, int] = {}
+        numbers: dict[int, int] = {}
         kept: list[Choice] = []
-        place, self.linear = 0, all(row.window is None for row in rows)
+        fields: list[int] = []
+        self.linear = all(row.window is None for row in rows)
         for number, (handle, indices) in enumerate(own.items()):
-            state = sequences[handle]
+            state, first = sequences[handle], len(fields) // _FIELDS
             linear = all(rows[index].position == state.length + i for i, index in enumerate(indices))
             self.linear &= linear
-            fields = state.store.address, state.length, place, len(indices), int(linear)
-            _SEQUENCE.pack_into(self._bytes, _SEQUENCES + number * _SEQUENCE.size, *fields)
+            values = state.store.address, state.length, first, len(indices), int(linear)
+            _SEQUENCE.pack_into(self._bytes, _SEQUENCES + number * _SEQUENCE.size, *values)
             for i, index in enumerate(indices):
-                self._write_row(rows[index], place, number, i, choices, kept)
-                place += 1
+                row = rows[index]
+                choice = _number(row.choice, numbers, kept) if row.head else _GREEDY_INDEX
+                sinks, recent = (row.window.sinks, row.window.recent) if row.window else (0, 0)
+                fields += row.visible, row.token, row.position, number, i, row.head, choice, sinks, recent
+        _rows(len(rows)).pack_into(self._bytes, _ROWS, *fields)
         if kept:
             self._write_choices(kept)
         return any(not plain(choice) for choice in kept)
-
-    def _write_row(
-        self, row: Row, place: int, sequence: int, index: int, choices: dict[int, int], kept: list[Choice]
-    ) -> None:
-        number = _GREEDY_INDEX
-        if row.head and not greedy(row.choice):
-            if id(row.choice) not in choices:
-                choices[id(row.choice)] = len(kept)
-                kept.append(row.choice)
-            number = choices[id(row.choice)]
-        sinks, recent = (row.window.sinks, row.window.recent) if row.window else (0, 0)
-        fields = row.visible, row.token, row.position, sequence, index, int(row.head), number, sinks, recent
-        _ROW.pack_into(self._bytes, _ROWS + place * _ROW.size, *fields)
 
     def _write_choices(self, kept: Sequence[Choice]) -> None:
         arrays: list[tuple[int, str, np.ndarray[Any, Any]]] = []
@@ -128,6 +119,23 @@ class PassWriter:
             offset += round_up(array.nbytes, _ALIGN)
         if size:
             self._gpu.write(self._arena, packed)
+
+
+@cache
+def _rows(count: int) -> struct.Struct:
+    return struct.Struct("<" + _ROW.format.removeprefix("<") * count)
+
+
+def _number(choice: Choice, numbers: dict[int, int], kept: list[Choice]) -> int:
+    """Where a choice stands in the pass; those that are not greedy are kept, each once."""
+    number = numbers.get(id(choice))
+    if number is None:
+        number = _GREEDY_INDEX
+        if not greedy(choice):
+            number = len(kept)
+            kept.append(choice)
+        numbers[id(choice)] = number
+    return number
 
 
 def _added(pairs: Sequence[tuple[int, float]]) -> dict[int, np.float32]:

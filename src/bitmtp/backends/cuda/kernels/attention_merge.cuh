@@ -1,112 +1,148 @@
 // From the results of blocks to the results of queries.
+//
+// A block merges one query. The parts that its K/V head's blocks left are cut into subtrees, one to a half warp, and these
+// are put together by the first half warp.
 #pragma once
 
 #include "attention_work.cuh"
 
-// A finished node of the block's queries, from the fragments of its threads.
-DEVICE void write_node(const Workspace& work, const Item& item, int node, const Columns& state) {
-    int lane = threadIdx.x % 32, member = threadIdx.x / 32 % TEAM;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        int query = threadIdx.x / 32 / TEAM * 16 + lane / 4 + i * 8;
-        if (query >= item.count * RATIO) continue;
-        float* to = work.at(node, item.first * RATIO + query);
-        if (member == 0 && lane % 4 == 0) *(float2*)(to + Workspace::END) = make_float2(state.peak[i], state.sum[i]);
-#pragma unroll
-        for (int t = 0; t < VALUE_TILES; ++t) {
-            int d = (member * VALUE_TILES + t) * 8 + lane % 4 * 2;
-            if (d < HEAD_SIZE) *(float2*)(to + d) = make_float2(state.value[i][t * 2], state.value[i][t * 2 + 1]);
-        }
-    }
-}
+constexpr int MERGE_TEAMS = 16;
+constexpr int MERGE_THREADS = MERGE_TEAMS * 16;
+constexpr int PER_LANE = DIMS / 16;  // numbers of a query that a lane has
+constexpr int AT_ONCE = PER_LANE > 8 ? 4 : 8;  // parts that a team loads before it folds the first
 
-// All nodes of up to 16 queries, one to a half warp. The results come to shared memory, as many as fit at a time.
-struct Merge {
-    static constexpr int PER_LANE = DIMS / 16;
+struct Entry {
+    int quad, depth;    // where the part begins, and its depth
+    short block, part;  // where it lies
+};
+
+// Numbers of one query in a half warp.
+struct Query {
     static constexpr int VECTOR = PER_LANE % 4 == 0 && HEAD_SIZE % 4 == 0 ? 4 : PER_LANE % 2 == 0 ? 2 : 1;
-    static constexpr int VECTORS = PER_LANE / VECTOR;
     using Columns = State<1, PER_LANE>;
 
-    const Workspace& work;
-    const Plan& plan;
-    float* memory;  // SHARED_BYTES
-    int first;      // query of the pass
-    int queries;
-    Tree<1, PER_LANE> tree;
-    Columns parent;
+    DEVICE static int dim(int i) { return (i / VECTOR * 16 + threadIdx.x % 16) * VECTOR + i % VECTOR; }
 
-    DEVICE static int dim(int vector) { return (vector * 16 + threadIdx.x % 16) * VECTOR; }
-    DEVICE int own() const { return min(int(threadIdx.x) / 16, queries - 1); }
-
-    DEVICE void copy(int from, int to) {
-        const int words = queries * Workspace::STRIDE / 4;  // of 16 bytes, of a node
-#pragma unroll 1
-        for (int node = from; node < to; ++node)
-#pragma unroll 1
-            for (int i = threadIdx.x; i < words; i += THREADS)
-                copy_async(memory + ((node - from) * words + i) * 4, work.at(node, first) + i * 4);
-        close_copies();
-        wait_copies<0>();
-        __syncthreads();
-    }
-
-    // The child is `from` in shared memory; what is not wanted counts as empty.
-    DEVICE void add(const float* from, bool wanted) {
-        Columns child;
-        child.peak[0] = wanted ? from[Workspace::END] : NOTHING, child.sum[0] = from[Workspace::END + 1];
+    DEVICE static void load(Columns& state, const float* from) {
+        float end[2];
+        load_vector(end, from + Workspace::END);
+        state.peak[0] = end[0], state.sum[0] = end[1];
 #pragma unroll
-        for (int i = 0; i < PER_LANE; ++i) {
-            int d = dim(i / VECTOR) + i % VECTOR;
-            child.value[0][i] = d < HEAD_SIZE ? from[d] : 0;
-        }
-        fold(parent, child);
-    }
-
-    DEVICE int parent_of(int listed) const { return plan.node(listed) >> 2; }
-
-    // Listed nodes [from, to), up to four of one parent at a time.
-    DEVICE void fold_nodes(int from, int to) {
-#pragma unroll 1
-        for (int listed = from; listed < to;) {
-            int above = parent_of(listed), count = 1;
+        for (int i = 0; i < PER_LANE; i += VECTOR) {
+            float numbers[VECTOR] = {};
+            if (dim(i) < HEAD_SIZE) load_vector(numbers, from + dim(i));
 #pragma unroll
-            for (int n = 1; n < 4; ++n) count += listed + n < to && parent_of(listed + n) == above;
-#pragma unroll
-            for (int n = 0; n < 4; ++n)
-                add(memory + ((listed - from + min(n, count - 1)) * queries + own()) * Workspace::STRIDE, n < count);
-            listed += count;
-            bool more = listed < plan.nodes;
-            if (more && parent_of(listed) == above) continue;
-            const int unit = 2 * plan.depth + 2;
-            tree.complete(parent, above << unit, more ? parent_of(listed) << unit : -1, plan.depth + 1, TOP_DEPTH);
-            if (more) parent.clear();
+            for (int j = 0; j < VECTOR; ++j) state.value[0][i + j] = numbers[j];
         }
     }
 
-    DEVICE const Columns& run() {
-        const int room = SHARED_BYTES / (queries * Workspace::STRIDE * 4);
-        parent.clear();
-#pragma unroll 1
-        for (int from = 0; from < plan.nodes; from += room) {
-            int to = min(from + room, plan.nodes);
-            copy(from, to);
-            fold_nodes(from, to);
-            __syncthreads();
-        }
-        return parent;
+    DEVICE static void store(const Columns& state, float* to) {
+        if (threadIdx.x % 16 == 0) to[Workspace::END] = state.peak[0], to[Workspace::END + 1] = state.sum[0];
+#pragma unroll
+        for (int i = 0; i < PER_LANE; ++i)
+            if (dim(i) < HEAD_SIZE) to[dim(i)] = state.value[0][i];
     }
 };
 
+struct MergeShared {
+    int counts[MERGE_THREADS];
+    int depths[MERGE_TEAMS];  // of the results of the teams, 0: none
+    int quads[MERGE_TEAMS];   // where they begin
+    alignas(16) float results[MERGE_TEAMS][Workspace::STRIDE];
+};
+
+// All parts that blocks leave, in order; returns their number.
+DEVICE int list_parts(Entry* entries, int (&counts)[MERGE_THREADS], const Nodes& quads, int blocks) {
+    const int block = threadIdx.x, last = block < blocks ? share(quads, block + 1, blocks) : 0;
+    const int first = block < blocks ? share(quads, block, blocks) : 0;
+    int count = 0;
+#pragma unroll 1
+    for (int at = first; at < last; at += Part(quads, at, last).count) ++count;
+    counts[block] = count;
+    __syncthreads();
+    int place = 0, total = 0;
+#pragma unroll 1
+    for (int i = 0; i < blocks; ++i) {
+        if (i == block) place = total;
+        total += counts[i];
+    }
+    short number = 0;
+#pragma unroll 1
+    for (int at = first; at < last;) {
+        const Part part(quads, at, last);
+        entries[place + number] = {quads.node(at), part.depth, (short)block, number};
+        at += part.count, ++number;
+    }
+    __syncthreads();
+    return total;
+}
+
+// The entries in node `number`, of those listed, of a greater depth.
+struct Slice {
+    int first, last;
+
+    DEVICE Slice(const Entry* entries, int total, const Nodes& nodes, int number) : first(0), last(0) {
+#pragma unroll 1
+        for (int i = threadIdx.x % 16; i < total; i += 16) {
+            const int above = nodes.listed(entries[i].quad >> 2 * (nodes.depth - 1));
+            first += above < number, last += above <= number;
+        }
+#pragma unroll
+        for (int mask = 8; mask > 0; mask >>= 1) {
+            first += __shfl_xor_sync(ALL_LANES, first, mask);
+            last += __shfl_xor_sync(ALL_LANES, last, mask);
+        }
+    }
+};
+
+// A subtree's parts, AT_ONCE on their way at a time. True if there are any; `result` then has the depth that is returned.
+DEVICE int merge_parts(Query::Columns& result, const Entry* entries, const Slice& slice, const Workspace& work, int head,
+                       int query, int depth) {
+    Tree<1, PER_LANE> tree;
+    int found = 0;
+#pragma unroll 1
+    for (int from = slice.first; from < slice.last; from += AT_ONCE) {
+        Query::Columns parts[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const Entry entry = entries[min(from + i, slice.last - 1)];
+            Query::load(parts[i], work.at(head, entry.block, entry.part, query));
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (from + i >= slice.last) break;
+            const Entry entry = entries[from + i];
+            const int next = from + i + 1 < slice.last ? entries[from + i + 1].quad * QUAD : -1;
+            found = max(depth, entry.depth);
+            if (tree.complete(parts[i], entry.quad * QUAD, next, entry.depth, found)) result = parts[i];
+        }
+    }
+    return found;
+}
+
+// The results of all teams.
+DEVICE void merge_teams(Query::Columns& result, const MergeShared& shared, int teams) {
+    Tree<1, PER_LANE> tree;
+#pragma unroll 1
+    for (int team = 0; team < teams;) {
+        int next = team + 1;
+        while (next < teams && !shared.depths[next]) ++next;
+        Query::load(result, shared.results[team]);
+        tree.complete(result, shared.quads[team] * QUAD, next < teams ? shared.quads[next] * QUAD : -1, shared.depths[team],
+                      TOP_DEPTH);
+        team = next;
+    }
+}
+
 // Results of one query, and what the next kernel's norm and quantisation want to know of them.
-DEVICE void write_result(const Merge::Columns& state, int row, int head, const float* gain, float* attended, float2* stats,
-                         bool wanted) {
+DEVICE void write_result(const Query::Columns& state, int row, int head, const float* gain, float* attended, float2* stats) {
     float squares = 0, largest = 0, inverse = __frcp_rn(state.sum[0]);
 #pragma unroll
-    for (int i = 0; i < Merge::PER_LANE; ++i) {
-        int d = Merge::dim(i / Merge::VECTOR) + i % Merge::VECTOR, column = head * HEAD_SIZE + d;
-        if (d >= HEAD_SIZE || !wanted) continue;
+    for (int i = 0; i < PER_LANE; ++i) {
+        const int d = Query::dim(i), column = head * HEAD_SIZE + d;
+        if (d >= HEAD_SIZE) continue;
         float x = state.value[0][i] * inverse;
-        attended[row * OUT_STRIDE + column] = x;
+        if (threadIdx.x < 16) attended[row * OUT_STRIDE + column] = x;
         squares = __fmaf_rn(x, x, squares), largest = fmaxf(largest, fabsf(gain ? x * gain[column] : x));
     }
 #pragma unroll
@@ -114,5 +150,5 @@ DEVICE void write_result(const Merge::Columns& state, int row, int head, const f
         squares += __shfl_xor_sync(ALL_LANES, squares, mask);
         largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, mask));
     }
-    if (wanted && threadIdx.x % 16 == 0) stats[row * NUM_HEADS + head] = make_float2(squares, largest);
+    if (threadIdx.x == 0) stats[row * NUM_HEADS + head] = make_float2(squares, largest);
 }

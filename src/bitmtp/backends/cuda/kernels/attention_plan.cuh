@@ -3,7 +3,8 @@
 
 #include "common.cuh"
 
-constexpr int MAX_DEPTH = 3;  // of the nodes that a block takes
+constexpr int QUAD = 4;        // pieces of a node of depth 1: what blocks share out
+constexpr int TOP_DEPTH = 10;  // of a node that holds every position there can be
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
 // Rows of one sequence that share a block; count 0: there is nothing to do.
@@ -41,28 +42,36 @@ struct Sight {
     }
 };
 
-// The pieces in which some row of an item sees a position, [0, sinks) and [recent, end), cut into nodes of 4^depth pieces.
-struct Plan {
-    int sinks, recent, end;
+// The nodes of one depth in which some row of an item sees a position, in order.
+struct Nodes {
     int depth;
-    bool windowed;            // some row does not see all of the history
-    int sink_nodes, skipped;  // listed node i is node i of the tree, and node i + skipped from sink_nodes on
-    int nodes;                // in the list
-    int each;                 // of them in one block
+    int sinks, skipped;  // listed node i is node i of the tree, and node i + skipped from `sinks` on
+    int count;           // in the list
 
-    DEVICE int node(int i) const { return i < sink_nodes ? i : i + skipped; }
-    DEVICE int listed(int piece) const {
-        int node = piece >> 2 * depth;
-        return node < sink_nodes ? node : node - skipped;
-    }
-    DEVICE int begin(int i) const { return enter(node(i) << 2 * depth); }
-    DEVICE int stop(int i) const { return min(end, (node(i) + 1) << 2 * depth); }
-    DEVICE int enter(int piece) const { return piece >= sinks && piece < recent ? recent : piece; }
+    DEVICE int node(int listed) const { return listed < sinks ? listed : listed + skipped; }
+    DEVICE int listed(int node) const { return node < sinks ? node : node - skipped; }
 };
 
-// All lanes of a warp; `blocks` share the pieces. Small nodes, but not many more than there are blocks: putting
-// them together is the work of one.
-DEVICE Plan make_plan(const Pass* pass, const Item& item, int blocks) {
+// The pieces in which some row of an item sees a position: [0, sinks) and [recent, end).
+struct Plan {
+    int sinks, recent, end;
+    bool windowed;  // some row does not see all of the history
+
+    DEVICE bool holds(int piece) const { return piece < end && (piece < sinks || piece >= recent); }
+
+    DEVICE Nodes nodes(int depth) const {
+        const int shift = 2 * depth, round = (1 << shift) - 1;
+        Nodes nodes;
+        nodes.depth = depth;
+        nodes.sinks = (sinks + round) >> shift;
+        nodes.skipped = max(0, (recent >> shift) - nodes.sinks);
+        nodes.count = ((end + round) >> shift) - nodes.skipped;
+        return nodes;
+    }
+};
+
+// All lanes of a warp.
+DEVICE Plan make_plan(const Pass* pass, const Item& item) {
     int lane = threadIdx.x % 32, length = item.sequence.length;
     Row row = pass->rows[item.first + min(lane, item.count - 1)];
     bool all = __any_sync(ALL_LANES, row.recent == 0);
@@ -73,29 +82,23 @@ DEVICE Plan make_plan(const Pass* pass, const Item& item, int blocks) {
     plan.end = __reduce_max_sync(ALL_LANES, row.position) / PIECE + 1;
     plan.recent = all ? 0 : min(max(recent, 0), length) / PIECE;
     plan.sinks = all ? 0 : min((min(sinks, length) + PIECE - 1) / PIECE, plan.recent);
-    for (plan.depth = 0;; ++plan.depth) {
-        int round = (1 << 2 * plan.depth) - 1;
-        plan.sink_nodes = (plan.sinks + round) >> 2 * plan.depth;
-        plan.skipped = max(0, (plan.recent >> 2 * plan.depth) - plan.sink_nodes);
-        plan.nodes = ((plan.end + round) >> 2 * plan.depth) - plan.skipped;
-        if (plan.nodes <= (plan.depth ? blocks + blocks / 2 : blocks) || plan.depth == MAX_DEPTH) break;
-    }
-    plan.each = (plan.nodes + blocks - 1) / blocks;
     return plan;
 }
 
-// Walks through the pieces of the listed nodes [index, last).
-struct Cursor {
-    int index, last, piece;
+// The first of the listed quads of block `index` of `blocks`.
+DEVICE int share(const Nodes& quads, int index, int blocks) { return quads.count * index / blocks; }
 
-    DEVICE Cursor(const Plan& plan, int from, int to) : index(from), last(to), piece(plan.begin(from)) {}
-    DEVICE bool valid() const { return index < last; }
+// A node that one block computes: the largest that begins with listed quad `first` and ends before `last`. At the end of the
+// list it may be as large as it likes.
+struct Part {
+    int first, count;  // listed quads
+    int depth;
 
-    // True if it left a node.
-    DEVICE bool next(const Plan& plan) {
-        piece = plan.enter(piece + 1);
-        if (piece < plan.stop(index)) return false;
-        if (++index < last) piece = plan.begin(index);
-        return true;
+    DEVICE Part(const Nodes& quads, int begin, int last) : first(begin), depth(1) {
+        const int stop = first < quads.sinks && quads.skipped ? min(last, quads.sinks) : last;
+        int size = 1;
+        for (; depth < TOP_DEPTH && quads.node(first) % (4 * size) == 0; ++depth, size *= 4)
+            if (stop < quads.count && first + 4 * size > stop) break;
+        count = min(size, stop - first);
     }
 };

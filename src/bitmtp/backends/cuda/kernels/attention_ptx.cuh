@@ -33,6 +33,13 @@ DEVICE void load_matrices(unsigned (&r)[2], const half_bits* row) {
                  : "memory");
 }
 
+DEVICE void load_transposed(unsigned (&r)[4], const half_bits* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
 DEVICE void load_transposed(unsigned (&r)[2], const half_bits* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
                  : "=r"(r[0]), "=r"(r[1])

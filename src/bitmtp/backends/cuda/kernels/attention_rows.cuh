@@ -23,18 +23,31 @@ struct Vector {
 
     DEVICE static int dim(int step) { return (step * 16 + threadIdx.x % 16) * STEP; }
 
-    // `head` counts through q, k and v heads. Loads only, so that several vectors can be on their way.
+    // Loads only, so that several vectors can be on their way.
     DEVICE void load(const Heads& heads, Kind kind, int row, int head, int position) {
+        load_numbers(heads, row, head);
+        load_constants(heads, kind, position);
+    }
+
+    // `head` counts through q, k and v heads.
+    DEVICE void load_numbers(const Heads& heads, int row, int head) {
         const float* from = heads.qkv + row * QKV_STRIDE + head * HEAD_SIZE;
-        const float* gain = kind == QUERY ? heads.q_norm : heads.k_norm;
 #pragma unroll
         for (int i = 0; i < STEPS; ++i) {
             int d = dim(i);
 #pragma unroll
             for (int j = 0; j < STEP; ++j) low[i][j] = high[i][j] = 0;
-            if (d >= HALF) continue;
-            load_vector(low[i], from + d), load_vector(high[i], from + HALF + d);
-            if (kind == VALUE) continue;
+            if (d < HALF) load_vector(low[i], from + d), load_vector(high[i], from + HALF + d);
+        }
+    }
+
+    // What no kernel has written.
+    DEVICE void load_constants(const Heads& heads, Kind kind, int position) {
+        const float* gain = kind == QUERY ? heads.q_norm : heads.k_norm;
+#pragma unroll
+        for (int i = 0; i < STEPS; ++i) {
+            int d = dim(i);
+            if (d >= HALF || kind == VALUE) continue;
             if (QK_NORM) load_vector(low_gain[i], gain + d), load_vector(high_gain[i], gain + HALF + d);
             load_vector(cosine[i], heads.cosines + position * HALF + d);
             load_vector(sine[i], heads.sines + position * HALF + d);

@@ -12,6 +12,7 @@
 #include "attention_rows.cuh"
 #include "attention_state.cuh"
 #include "attention_tiles.cuh"
+#include "cluster.cuh"
 #include "kv.cuh"
 
 constexpr int RATIO = NUM_HEADS / NUM_KV_HEADS;
@@ -25,6 +26,8 @@ constexpr int KEY_TILES = PIECE / 8 / TEAM;                // of 8 keys, per war
 constexpr int VALUE_TILES = (DIMS / 8 + TEAM - 1) / TEAM;  // of 8 columns, per warp
 constexpr int CHUNK = 16 / KV_BYTES;                       // numbers of a 16-byte copy
 constexpr int RESULT = DIMS + 4;                           // floats of a query's result: values, peak, sum
+constexpr int EACH = (QUERIES + CLUSTER - 1) / CLUSTER;    // queries that one block finishes
+constexpr int NODES = SLOTS * CLUSTER / 4;                 // of four pieces
 using Layout = KvLayout<NUM_LAYERS, NUM_KV_HEADS, HEAD_SIZE, KV_BYTES>;
 using Tile = Number[PIECE * Vectors::STRIDE];
 
@@ -36,29 +39,11 @@ struct Shared {
     Number weights[PARALLEL][QUERIES * Weights::STRIDE];
     float peaks[PARALLEL][QUERIES * TEAM];
     unsigned long long visible[ITEM_ROWS];
-    alignas(16) float results[SLOTS][QUERIES * RESULT];
+    // Of the queries that this block finishes: results of all pieces, sent by the blocks that have them.
+    alignas(16) float results[NODES * 4][EACH][RESULT];
 };
 
-DEVICE int rank() {
-    int r;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-    return r;
-}
-
-DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
-// Four floats at the same place in the shared memory of another block of the cluster.
-DEVICE float4 load_remote(const float* own, int block) {
-    unsigned address;
-    float4 v;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(block));
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(address)
-                 : "memory");
-    return v;
-}
+static_assert(NODES * EACH * RESULT * sizeof(float) <= sizeof(Shared::tiles), "K and V leave no room for nodes");
 
 // The part of a piece that is history, and zeros for V behind it: what is invisible is multiplied by zero.
 DEVICE void load_piece(Tile (&tile)[2], const Sequence& sequence, int layer, int piece) {
@@ -112,18 +97,54 @@ struct Preparation {
         if (item.index == 0) vector.store((Number*)(item.sequence.store + slot));
     }
 
-    DEVICE void run(Shared& shared) const {
-        constexpr int TEAMS = THREADS / 16;
+    DEVICE void load_constants(Vector& vector, const Task& t) const {
+        if (t.wanted) vector.load_constants(heads, t.kind, t.position);
+    }
+
+    DEVICE void load_numbers(Vector& vector, const Task& t) const {
+        if (t.wanted) vector.load_numbers(heads, item.first - item.index + t.row, t.head);
+    }
+
+    DEVICE void finish(Vector& vector, Shared& shared, const Task& t) const {
+        vector.finish(t.kind);
+        if (t.wanted) store(vector, shared, t);
+    }
+
+    DEVICE int total() const {
         const int first = item.sequence.length / PIECE, away = (block - first % CLUSTER + CLUSTER) % CLUSTER;
         const bool owns = first + away < pieces;  // some row of the pass stands in a piece of this block
-        const int total = item.count * RATIO + (owns ? 2 * item.sequence.rows : 0);
+        return item.count * RATIO + (owns ? 2 * item.sequence.rows : 0);
+    }
+};
+
+// The vectors of a half warp, two on their way at a time.
+struct Pair {
+    static constexpr int TEAMS = THREADS / 16;
+    Preparation::Task task;
+    Vector vector;
+    int number, total;  // of the first vector; of all of them
+
+    // Before the kernel before this one has ended.
+    DEVICE Pair(const Preparation& p) : number(threadIdx.x / 16), total(p.total()) { begin(p); }
+
+    DEVICE void begin(const Preparation& p) {
+        task = p.task(number, total);
+        p.load_constants(vector, task);
+    }
+
+    DEVICE void run(const Preparation& p, Shared& shared) {
+        const int half = threadIdx.x % 32 / 16;  // both halves of a warp go on, or none
 #pragma unroll 1
-        for (int number = threadIdx.x / 16; number - int(threadIdx.x % 32 / 16) < total; number += TEAMS) {
-            const Task t = task(number, total);
-            Vector vector;
-            if (t.wanted) vector.load(heads, t.kind, item.first - item.index + t.row, t.head, t.position);
-            vector.finish(t.kind);
-            if (t.wanted) store(vector, shared, t);
+        while (number - half < total) {
+            const bool two = number + TEAMS - half < total;
+            const Preparation::Task other = p.task(number + TEAMS, total);
+            Vector second;
+            p.load_numbers(vector, task);
+            if (two) p.load_numbers(second, other), p.load_constants(second, other);
+            p.finish(vector, shared, task);
+            if (two) p.finish(second, shared, other);
+            number += 2 * TEAMS;
+            if (number - half < total) begin(p);
         }
     }
 };
@@ -132,12 +153,15 @@ struct Preparation {
 DEVICE void hide(float (&c)[KEY_TILES][4], const Shared& shared, const Item& item, int query, int position) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        unsigned long long bits = shared.visible[min((query + i * 8) / RATIO, item.count - 1)];
+        const unsigned long long bits = shared.visible[min((query + i * 8) / RATIO, item.count - 1)];
+        const int behind = position - item.sequence.length;  // what is not behind the history is seen
+        const unsigned seen = behind >= 64    ? 0
+                              : behind >= 0   ? unsigned(bits >> behind)
+                              : behind <= -32 ? ~0u
+                                              : unsigned(bits) << -behind | ((1u << -behind) - 1);
 #pragma unroll
-        for (int t = 0; t < KEY_TILES * 2; ++t) {
-            int behind = position + t / 2 * 8 + t % 2 - item.sequence.length;
-            if (behind >= 0 && !(behind < 64 && bits >> behind & 1)) c[t / 2][i * 2 + t % 2] = NOTHING;
-        }
+        for (int t = 0; t < KEY_TILES * 2; ++t)
+            if (!(seen >> (t / 2 * 8 + t % 2) & 1)) c[t / 2][i * 2 + t % 2] = NOTHING;
     }
 }
 
@@ -178,92 +202,120 @@ DEVICE void attend(Shared& shared, const Item& item, int block, int pieces, int 
     weigh(o, sums, &shared.weights[place][group * Weights::STRIDE], tile[1], column);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        float* result = &shared.results[slot][(query + i * 8) * RESULT];
-        if (member == 0 && lane % 4 == 0) *(float2*)(result + DIMS) = make_float2(peak[i], sums[i * 2]);
+        const int q = query + i * 8;
+        if (q >= item.count * RATIO) continue;
+        const unsigned result = remote(shared.results[piece][q % EACH], q / EACH);
+        if (member == 0 && lane % 4 == 0) send(result + DIMS * 4, peak[i], sums[i * 2]);
 #pragma unroll
         for (int t = 0; t < VALUE_TILES; ++t)
-            if (column + t * 8 < DIMS)
-                *(float2*)(result + column + t * 8 + lane % 4 * 2) = make_float2(o[t][i * 2], o[t][i * 2 + 1]);
+            if (column + t * 8 < DIMS) send(result + (column + t * 8 + lane % 4 * 2) * 4, o[t][i * 2], o[t][i * 2 + 1]);
     }
 }
 
-constexpr int EACH = (QUERIES + CLUSTER - 1) / CLUSTER;  // queries of a block
+// Results of a query, four neighbouring columns of them.
+using Quad = State<1, 4>;
 
-// Results of the block's queries from all pieces, [pieces][EACH][RESULT].
-DEVICE void collect(float* collected, const Shared& shared, int block, int pieces) {
-    constexpr int QUADS = RESULT / 4;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < pieces * EACH * QUADS; i += THREADS) {
-        const int piece = i / (EACH * QUADS), query = i / QUADS % EACH * CLUSTER + block;
-        const float* own = &shared.results[piece / CLUSTER][query * RESULT + i % QUADS * 4];
-        ((float4*)collected)[i] = load_remote(own, piece % CLUSTER);
-    }
+DEVICE Quad load_quad(const float* result, int quad) {
+    const float4 v = ((const float4*)result)[quad];
+    const float2 s = *(const float2*)(result + DIMS);
+    return {{s.x}, {s.y}, {{v.x, v.y, v.z, v.w}}};
 }
 
-// One number of one query from all pieces: four to a node, four nodes to the next, as attention_state.cuh folds them.
-DEVICE float merge(const float* collected, int pieces, int dim) {
-    State<1, 1> whole, sixteen, node, part;
-    whole.clear(), sixteen.clear(), node.clear();
-#pragma unroll 1
-    for (int piece = 0; piece < pieces; ++piece) {
-        const float* result = collected + piece * EACH * RESULT;
-        part.peak[0] = result[DIMS], part.sum[0] = result[DIMS + 1], part.value[0][0] = result[dim];
-        fold(node, part);
-        const bool last = piece + 1 == pieces;
-        if (piece % 4 != 3 && !last) continue;
-        fold(sixteen, node), node.clear();
-        if (piece % 16 != 15 && !last) continue;
-        fold(whole, sixteen), sixteen.clear();
-    }
-    return whole.value[0][0] * __frcp_rn(whole.sum[0]);
-}
-
-// The block's share of the queries: results, and what the next kernel's norm and quantisation want to know of them.
-DEVICE void write_results(Shared& shared, const Item& item, int block, int pieces, const float* gain, float* attended,
-                          float2* stats) {
-    float* collected = (float*)shared.tiles;  // K and V are no longer needed
-    float* finished = (float*)shared.queries;                // [EACH][DIMS]: no longer needed for q
-    static_assert(EACH * DIMS * 4 <= QUERIES * DIMS * KV_BYTES, "results do not fit");
-    static_assert(CLUSTER * EACH * RESULT <= PIECE * DIMS * KV_BYTES / 2, "results of the pieces do not fit");
-    const int queries = item.count * RATIO;
-    collect(collected, shared, block, pieces);
-    __syncthreads();
-    cluster_arrive();  // this block reads no other's memory any more
-#pragma unroll 1
-    for (int i = threadIdx.x; i < EACH * DIMS; i += THREADS) {
-        const int query = i / DIMS * CLUSTER + block;
-        if (query < queries) finished[i] = merge(collected + i / DIMS * RESULT, pieces, i % DIMS);
-    }
-    __syncthreads();
-    const int own = threadIdx.x / 16, query = own * CLUSTER + block;
-    if (threadIdx.x / 32 * 2 * CLUSTER + block >= queries || own >= (EACH + 1) / 2 * 2) return;
-    const int row = item.first + query / RATIO, head = blockIdx.y * RATIO + query % RATIO;
-    float squares = 0, largest = 0;
-    if (query < queries) {
+// The first `count` of four neighbours [4][stride], in order, as attention_state.cuh folds them.
+DEVICE Quad fold_four(const float* first, int stride, int quad, int count) {
+    Quad part[4], node;
+    node.clear();
 #pragma unroll
-        for (int i = 0; i < DIMS / 16; ++i) {
-            const int d = (i / 4 * 16 + threadIdx.x % 16) * 4 + i % 4, column = head * HEAD_SIZE + d;
-            const float x = finished[own * DIMS + d];
-            attended[row * OUT_STRIDE + column] = x;
-            squares = __fmaf_rn(x, x, squares), largest = fmaxf(largest, fabsf(gain ? x * gain[column] : x));
+    for (int i = 0; i < 4; ++i) {
+        part[i].clear();
+        if (i < count) part[i] = load_quad(first + i * stride, quad);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) fold(node, part[i]);
+    return node;
+}
+
+// Pieces of the block's queries become nodes [NODES][EACH][RESULT].
+DEVICE void fold_pieces(float* nodes, const Shared& shared, int pieces) {
+    constexpr int QUADS = DIMS / 4;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < (pieces + 3) / 4 * EACH * QUADS; i += THREADS) {
+        const int node = i / (EACH * QUADS), query = i / QUADS % EACH, quad = i % QUADS;
+        const Quad q = fold_four(shared.results[node * 4][query], EACH * RESULT, quad, pieces - node * 4);
+        float* to = nodes + (node * EACH + query) * RESULT;
+        ((float4*)to)[quad] = make_float4(q.value[0][0], q.value[0][1], q.value[0][2], q.value[0][3]);
+        if (quad == 0) *(float2*)(to + DIMS) = make_float2(q.peak[0], q.sum[0]);
+    }
+}
+
+// The half warp that finishes a query of the block: lane l has the quads l, l + 16, … of the head.
+struct Finish {
+    static constexpr int COUNT = DIMS / 64;
+    int row, head;
+    bool valid;
+    float gain[COUNT][4];
+
+    DEVICE static int column(int i) { return (i * 16 + threadIdx.x % 16) * 4; }
+
+    // Its loads are under way while the cluster meets.
+    DEVICE Finish(const Item& item, int block, const float* gains) {
+        const int query = block * EACH + threadIdx.x / 16;
+        valid = threadIdx.x / 16 < EACH && query < item.count * RATIO;
+        row = item.first + query / RATIO, head = blockIdx.y * RATIO + query % RATIO;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            gain[i][0] = gain[i][1] = gain[i][2] = gain[i][3] = 1;
+            if (valid && gains) load_vector(gain[i], gains + head * HEAD_SIZE + column(i));
         }
     }
-#pragma unroll
-    for (int mask = 8; mask > 0; mask >>= 1) {
-        squares += __shfl_xor_sync(ALL_LANES, squares, mask);
-        largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, mask));
-    }
-    if (query < queries && threadIdx.x % 16 == 0) stats[row * NUM_HEADS + head] = make_float2(squares, largest);
-}
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+    // Results, and what the next kernel's norm and quantisation want to know of them.
+    DEVICE void run(const float* nodes, int count, float* attended, float2* stats) const {
+        if (threadIdx.x / 32 * 2 >= EACH) return;
+        const float* own = nodes + threadIdx.x / 16 % EACH * RESULT;
+        float squares = 0, largest = 0;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            Quad whole;
+            whole.clear();
+#pragma unroll
+            for (int node = 0; node < NODES; node += 4) {
+                if (node < count) fold(whole, fold_four(own + node * EACH * RESULT, EACH * RESULT, column(i) / 4, count - node));
+            }
+            float x[4], inverse = __frcp_rn(whole.sum[0]);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                x[j] = whole.value[0][j] * inverse;
+                squares = __fmaf_rn(x[j], x[j], squares), largest = fmaxf(largest, fabsf(x[j] * gain[i][j]));
+            }
+            if (valid) *(float4*)(attended + row * OUT_STRIDE + head * HEAD_SIZE + column(i)) = make_float4(x[0], x[1], x[2], x[3]);
+        }
+#pragma unroll
+        for (int mask = 8; mask > 0; mask >>= 1) {
+            squares += __shfl_xor_sync(ALL_LANES, squares, mask);
+            largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, mask));
+        }
+        if (valid && threadIdx.x % 16 == 0) stats[row * NUM_HEADS + head] = make_float2(squares, largest);
+    }
+};
+
+// On compute capability 9.0 no more registers than products take: theirs of the layer before and of this one may be in use at
+// the same time.
+#if __CUDA_ARCH__ == 900
+constexpr int BLOCKS = 768 / THREADS;
+#else
+constexpr int BLOCKS = 1;
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_short(const Pass* pass, int layer, const float* qkv, const float* q_norm, const float* k_norm,
                 const float* cosines, const float* sines, const float* gain, float* attended, float2* stats) {
     extern __shared__ uint4 memory[];
     Shared& shared = *(Shared*)memory;
     const Item item = find_item<ITEM_ROWS, ONE_SEQUENCE>(pass, blockIdx.z);
     if (item.count <= 0) return wait_for_previous();  // the whole cluster leaves
-    const int block = rank(), pieces = (item.sequence.length + item.sequence.rows - 1) / PIECE + 1;
+    cluster_arrive();
+    const int block = cluster_rank(), pieces = (item.sequence.length + item.sequence.rows - 1) / PIECE + 1;
 #pragma unroll 1
     for (int slot = 0; slot < SLOTS; ++slot)
         if (slot * CLUSTER + block < pieces) load_piece(shared.tiles[slot], item.sequence, layer, slot * CLUSTER + block);
@@ -271,16 +323,22 @@ attention_short(const Pass* pass, int layer, const float* qkv, const float* q_no
     if (threadIdx.x < item.count) shared.visible[threadIdx.x] = pass->rows[item.first + threadIdx.x].visible;
     __syncthreads();  // zeros lie where rows of the pass come to lie
     const Heads heads = {qkv, q_norm, k_norm, cosines, sines};
+    const Preparation preparation{heads, item, layer, block, pieces};
+    Pair pair(preparation);
+    cluster_wait();  // every block of the cluster is there: its shared memory may be written
 
     wait_for_previous();
     let_next_start();
-    Preparation{heads, item, layer, block, pieces}.run(shared);
+    pair.run(preparation, shared);
     wait_copies<0>();
     __syncthreads();
 #pragma unroll 1
     for (int slot = 0; slot < SLOTS && slot * CLUSTER < pieces; slot += PARALLEL) attend(shared, item, block, pieces, slot);
+    const Finish finish(item, block, gain);
     cluster_arrive();
-    cluster_wait();
-    write_results(shared, item, block, pieces, gain, attended, stats);
-    cluster_wait();  // no block leaves while another reads its memory
+    cluster_wait();  // nobody writes to another's memory any more
+    float* nodes = (float*)shared.tiles;  // K and V are no longer needed
+    fold_pieces(nodes, shared, pieces);
+    __syncthreads();
+    finish.run(nodes, (pieces + 3) / 4, attended, stats);
 }

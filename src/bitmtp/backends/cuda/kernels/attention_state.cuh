@@ -5,10 +5,9 @@
 // history, and the bits stay the same.
 #pragma once
 
-#include "common.cuh"
+#include "attention_plan.cuh"
 
 #define NOTHING __int_as_float(0xff800000)  // minus infinity: the peak of no score at all
-constexpr int TOP_DEPTH = 10;                // of a node that holds every position there can be
 
 // Of some visible scores of each of ROWS rows: the largest, the sum of e^(score - peak), and N columns of V weighted by it.
 template <int ROWS, int N>

@@ -1,6 +1,7 @@
 // Products of small tiles in shared memory. A row of the first factor is a query; 16 of them make a tile, and always are one,
 // so that a query's results do not depend on how many there are. Each result depends on its row and its column alone.
 //
+// UNROLL: steps of 16 dimensions or positions without a branch between them; code that runs once had better be short.
 // Lane l holds of a result of 16 x 8: c[0], c[1] of row l / 4, c[2], c[3] of row l / 4 + 8, columns l % 4 * 2 and the next.
 #pragma once
 
@@ -47,18 +48,24 @@ using Weights = Rows<PIECE>;  // of the softmax
 #if KV_BYTES == 2
 
 // c[t] = q[16][DIMS] times keys 8t ... 8t + 7; even and odd steps of 16 dimensions apart: two short chains.
-template <int TILES>
+template <int TILES, int UNROLL = 2>
 DEVICE void scores(float (&c)[TILES][4], const Number* q, const Number* keys) {
     int lane = threadIdx.x % 32;
     float odd[TILES][4] = {};
-#pragma unroll 2
+#pragma unroll UNROLL
     for (int step = 0; step < DIMS / 16; ++step) {
         unsigned a[4], b[2];
         load_matrices(a, q + Vectors::at(lane % 16, step * 16 + lane / 16 * 8));
 #pragma unroll
-        for (int t = 0; t < TILES; ++t) {
-            load_matrices(b, keys + Vectors::at(t * 8 + lane % 8, step * 16 + lane / 8 % 2 * 8));
-            multiply_add(step % 2 ? odd[t] : c[t], a, b);
+        for (int t = 0; t + 1 < TILES; t += 2) {  // two at a time
+            unsigned pair[4];
+            load_matrices(pair, keys + Vectors::at(t * 8 + lane % 8 + lane / 16 * 8, step * 16 + lane / 8 % 2 * 8));
+            multiply_add(step % 2 ? odd[t] : c[t], a, {pair[0], pair[1]});
+            multiply_add(step % 2 ? odd[t + 1] : c[t + 1], a, {pair[2], pair[3]});
+        }
+        if constexpr (TILES % 2) {
+            load_matrices(b, keys + Vectors::at((TILES - 1) * 8 + lane % 8, step * 16 + lane / 8 % 2 * 8));
+            multiply_add(step % 2 ? odd[TILES - 1] : c[TILES - 1], a, b);
         }
     }
 #pragma unroll
@@ -69,19 +76,25 @@ DEVICE void scores(float (&c)[TILES][4], const Number* q, const Number* keys) {
 
 // c[t] = weights[16][PIECE] times columns column + 8t ... of values[PIECE]; sums: of the weights of each row, in
 // every column.
-template <int TILES>
+template <int TILES, int UNROLL = 2>
 DEVICE void weigh(float (&c)[TILES][4], float (&sums)[4], const Number* weights, const Number* values, int column) {
     int lane = threadIdx.x % 32;
     const unsigned ones[2] = {0x3c003c00u, 0x3c003c00u};
-#pragma unroll 2
+#pragma unroll UNROLL
     for (int step = 0; step < PIECE / 16; ++step) {
         unsigned a[4], b[2];
         load_matrices(a, weights + Weights::at(lane % 16, step * 16 + lane / 16 * 8));
         multiply_add(sums, a, ones);
 #pragma unroll
-        for (int t = 0; t < TILES; ++t) {
-            load_transposed(b, values + Vectors::at(step * 16 + lane % 16, column + t * 8));
-            multiply_add(c[t], a, b);
+        for (int t = 0; t + 1 < TILES; t += 2) {
+            unsigned pair[4];
+            load_transposed(pair, values + Vectors::at(step * 16 + lane % 16, column + t * 8 + lane / 16 * 8));
+            multiply_add(c[t], a, {pair[0], pair[1]});
+            multiply_add(c[t + 1], a, {pair[2], pair[3]});
+        }
+        if constexpr (TILES % 2) {
+            load_transposed(b, values + Vectors::at(step * 16 + lane % 16, column + (TILES - 1) * 8));
+            multiply_add(c[TILES - 1], a, b);
         }
     }
 }
@@ -90,7 +103,7 @@ DEVICE void store_pair(Number* to, float x, float y) { *(unsigned*)to = to_half(
 
 #else
 
-template <int TILES>
+template <int TILES, int UNROLL = 2>
 DEVICE void scores(float (&c)[TILES][4], const Number* q, const Number* keys) {
     int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
 #pragma unroll 4
@@ -105,7 +118,7 @@ DEVICE void scores(float (&c)[TILES][4], const Number* q, const Number* keys) {
     }
 }
 
-template <int TILES>
+template <int TILES, int UNROLL = 2>
 DEVICE void weigh(float (&c)[TILES][4], float (&sums)[4], const Number* weights, const Number* values, int column) {
     int row = threadIdx.x % 32 / 4;
 #pragma unroll 4

@@ -87,7 +87,7 @@ DEVICE bool reaches(const Keys& list, const Choice& choice, int top_k, u64 total
 
 extern "C" __global__ void __launch_bounds__(FILTER_THREADS, 1)
     filter(const Pass* pass, const float* logits, const float* scaled, const Partial* chunks, const Stats* stats,
-           const u64* totals, const u64* lists, int* counts, Output* outputs) {
+           const u64* totals, u64* lists, int* counts, Output* outputs) {
     constexpr int WARPS = FILTER_THREADS / 32;
     __shared__ u64 shared[WARPS];
     __shared__ Digits digits;
@@ -102,14 +102,17 @@ extern "C" __global__ void __launch_bounds__(FILTER_THREADS, 1)
     for (int i = threadIdx.x; i < CHUNKS; i += FILTER_THREADS) total += totals[row * CHUNKS + i];
     total = block_total(total, shared, WARPS);
     const float* own = scaled + (long long)row * VOCAB_PADDED;
-    Keys keys = {lists + row * LISTED, own, counts[row], largest};
-    if (!reaches(keys, choice, top_k, total, shared)) keys = {nullptr, own, VOCAB, largest};
+    u64* list = lists + row * LISTED;
+    Keys keys = {list, own, counts[row], largest};
+    unsigned room = 0;  // what lies in the list is needed
+    if (!reaches(keys, choice, top_k, total, shared)) keys = {nullptr, own, VOCAB, largest}, room = LISTED;
     u64 least = 0;
     if (top_k) {
-        least = threshold<false>(keys, 0, top_k, digits);
+        least = threshold<false>(keys, 0, top_k, digits, list, room);
+        if (top_k <= room) keys = narrowed(keys, [&](u64 key) { return key >= least; }, list, digits), room = 0;
         total = weigh(keys, least, shared);
     }
-    if (choice.top_p < 1) least = threshold<true>(keys, least, goal_of(choice.top_p, total), digits);
+    if (choice.top_p < 1) least = threshold<true>(keys, least, goal_of(choice.top_p, total), digits, list, room);
     const u64 noise = noise_key(choice, pass->rows[row].position);
     u64 best = 0;
     keys.each([&](u64 key) {

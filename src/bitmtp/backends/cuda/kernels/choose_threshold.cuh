@@ -37,6 +37,7 @@ struct Digits {
     u64 before;                    // of all keys above the digit found
     int digit;
     unsigned count;  // keys with that digit
+    unsigned taken;
     u64 found;
 
     DEVICE void add(int digit, u64 weight) {
@@ -78,10 +79,23 @@ DEVICE int coarse_digit(float below) {
     return eighths < 255.0f ? 255 - (int)fmaxf(eighths, 0.0f) : 0;
 }
 
+// The keys of one coarse digit, in a list of their own.
+template <typename Belongs>
+DEVICE Keys narrowed(const Keys& keys, Belongs belongs, u64* list, Digits& digits) {
+    if (threadIdx.x == 0) digits.taken = 0;
+    __syncthreads();
+    keys.each([&](u64 key) {
+        if (belongs(key)) list[atomicAdd(&digits.taken, 1u)] = key;
+    });
+    __syncthreads();
+    return {list, nullptr, (int)digits.taken, keys.largest};
+}
+
 // The least key of the shortest run of keys, from the greatest down, whose counts (or weights) add up to `goal`; keys
-// below `least` are left out. 1 <= goal <= the sum of all. Every thread of the block calls it and gets the result.
+// below `least` are left out. 1 <= goal <= the sum of all. Every thread of the block calls it and gets the result. Where
+// there is `room` for so many, the keys that share the first digit are listed: the other digits need not read the rest.
 template <bool WEIGHED>
-DEVICE u64 threshold(const Keys& keys, u64 least, u64 goal, Digits& digits) {
+DEVICE u64 threshold(Keys keys, u64 least, u64 goal, Digits& digits, u64* list = nullptr, unsigned room = 0) {
     u64 prefix = 0;
     int coarse = -1, shift = 64;
     const auto coarse_of = [&](u64 key) { return coarse_digit(value_of(key) - keys.largest); };
@@ -99,8 +113,13 @@ DEVICE u64 threshold(const Keys& keys, u64 least, u64 goal, Digits& digits) {
         __syncthreads();
         if (threadIdx.x < 32) find_digit<WEIGHED>(digits, goal, threadIdx.x);
         __syncthreads();
-        if (coarse < 0) coarse = digits.digit;
-        else prefix |= (u64)digits.digit << shift;
+        if (coarse < 0) {
+            coarse = digits.digit;
+            if (digits.count <= room)
+                keys = narrowed(keys, [&](u64 key) { return key >= least && coarse_of(key) == coarse; }, list, digits);
+        } else {
+            prefix |= (u64)digits.digit << shift;
+        }
         if (digits.count == 1 || shift == 0) break;  // one key has these digits: no need to know its others
     }
     keys.each([&](u64 key) {

@@ -7,9 +7,9 @@
 
 using half_bits = unsigned short;  // an IEEE binary16, as bits
 
-// The work of the kernel before this one may be read from here on. Until then: constants (weights), and what the kernel
-// before that one has written, because every kernel but `quantise`, which only reads a pass, waits before it lets the next
-// one start.
+// The work of the kernel before this one may be read from here on. Until then: constants (weights), what the pass began with,
+// and what the kernel before that one has written, unless the kernel before is hasty (`quantise`, `attention_merge` and some
+// products are): the others wait before they let the next one start.
 DEVICE void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

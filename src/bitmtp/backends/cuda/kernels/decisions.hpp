@@ -178,7 +178,7 @@ TWIN Row causal_row(const Loop& loop, int i, int token, int head) {
 // Pending rows, the last one the anchor, then masks.
 TWIN Row draft_row(const Loop& loop, int i) {
     int anchor = num_pending(loop) - 1;
-    if (i > anchor) return causal_row(loop, i, anchor - i, HEAD_DRAFT);
+    if (i > anchor) return causal_row(loop, i, anchor - i, HEAD_EXACT);
     return causal_row(loop, i, loop.pending[i], i == anchor ? HEAD_EXACT : HEAD_NONE);
 }
 

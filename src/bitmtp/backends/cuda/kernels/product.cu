@@ -3,12 +3,17 @@
 //
 // Constants: BITS of a weight; INPUTS, OUTPUTS; TILE: rows of the pass, 8, 16, 32 or 64 (8: width 1 costs what width 8 costs);
 // KWARPS of the 8 warps share the inputs of one tile of outputs among them; TILES of 16 outputs per warp and batch;
-// SCALE_GROUPS: scales an output has, or 0: one, applied to the integer sum; ROLE below; FUSED: how many rows are quantised here, 1 to 8, or 0:
-// `quantise` has done it; NORM; BIAS; PARTS: statistics a row has on entry.
-// X_STRIDE, OUT_STRIDE: of a row of the pass in x and out.
+// SCALE_GROUPS: scales an output has, padded to whole cells, or 0: one, applied to the integer sum; ROLE below; FUSED: how many rows are quantised here, 1 to 8, or 0:
+// `quantise` has done it; CLUSTER: 1, or KWARPS blocks that share the inputs among them instead of the warps of each, so that
+// a block quantises its own only; NORM; BIAS; PARTS: statistics a
+// row has on entry; HASTY: the next kernel reads nothing before its wait that the kernel before this one writes, so it may
+// start at once.
+// STEP_GROUPS: steps that a row of activations has, padded to whole cells (FUSED is 0 then), or 0: one.
+// X_STRIDE, OUT_STRIDE: of a row of the pass in x and out; HEAD: only rows with this head are stored, or 0: all.
 //
 // Sums are exact integers, or, with scales per group, floats in an order that INPUTS and KWARPS fix: no width and no
 // neighbour changes a bit.
+#include "cluster.cuh"
 #include "quantise.cuh"
 
 #define STORE 0     // out = y
@@ -20,13 +25,19 @@ constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 constexpr int GROUPS = (INPUTS + GROUP - 1) / GROUP;
 constexpr int SLICE = (GROUPS + KWARPS - 1) / KWARPS;  // groups of one warp
+constexpr bool SPLIT = CLUSTER > 1;
+constexpr int HELD_GROUPS = SPLIT ? SLICE : GROUPS;    // activations of a block
 constexpr int RWARPS = WARPS / KWARPS;
 constexpr int BATCH = RWARPS * TILES;  // tiles of one block at a time
 constexpr int ROW_TILES = (OUTPUTS + 15) / 16;
 constexpr int BATCHES = (ROW_TILES + BATCH - 1) / BATCH;
 constexpr int NT = TILE / 8;
 constexpr bool GATED = ROLE == SILU || ROLE == RELU2;
-constexpr bool GROUPED = SCALE_GROUPS > 0;
+constexpr bool GROUPED = SCALE_GROUPS > 0 || STEP_GROUPS > 0;  // sums are floats
+constexpr int CELL_SCALES = SCALE_GROUPS > GROUPS ? SCALE_GROUPS / GROUPS : 1;  // scales of an output in a cell: 1, 2 or 4
+constexpr int CELL_STEPS = STEP_GROUPS > GROUPS ? STEP_GROUPS / GROUPS : 1;     // steps of a row of the pass in it, likewise
+constexpr int CELL_PARTS = CELL_SCALES > CELL_STEPS ? CELL_SCALES : CELL_STEPS;
+static_assert(!(STEP_GROUPS && FUSED), "steps of groups are `quantise`'s");
 constexpr int OUT = GATED ? OUTPUTS / 2 : OUTPUTS;
 constexpr int STRIDE = BATCH * 16 + 4;  // of a token in the reduction; the 4 keeps banks apart
 using W = Weights<BITS>;
@@ -34,6 +45,7 @@ using W = Weights<BITS>;
 static_assert(!GATED || TILES % 2 == 0, "a pair of gate and up is reduced together");
 
 struct Arguments {
+    const Pass* pass;
     const uint4* weights;
     const float* scale;  // [OUTPUTS], or [ROW_TILES][SCALE_GROUPS][16]
     const float* bias;
@@ -50,14 +62,16 @@ struct Arguments {
 
 struct Shared {
     float* sums;      // [KWARPS][TILE][STRIDE]; integers if the scale is not per group
+    float* outgoing;  // [WARPS][TILES][TILE][16] if SPLIT: sums for other blocks
     Levels* levels;   // [TILE]
+    Mailbox* mailbox;
     uint4* activations;
 };
 
 // What a lane holds of one cell: its weights, and the scales of its two rows.
 struct Cell {
     uint4 weights[W::LOADS];
-    float2 scale;
+    float2 scales[CELL_SCALES];
 };
 
 DEVICE void load_cell(Cell& c, const Arguments& a, int tile, int group) {
@@ -66,10 +80,11 @@ DEVICE void load_cell(Cell& c, const Arguments& a, int tile, int group) {
     const uint4* cell = a.weights + ((long long)tile * GROUPS + group) * W::CELL + lane;
 #pragma unroll
     for (int n = 0; n < W::LOADS; ++n) c.weights[n] = load_streaming(cell + n * 32);
-    if constexpr (GROUPED) {
-        constexpr int PER = GROUPS / (GROUPED ? SCALE_GROUPS : 1);
-        const float* scale = a.scale + ((long long)tile * SCALE_GROUPS + group / PER) * 16 + lane / 4;
-        c.scale = make_float2(__ldg(scale), __ldg(scale + 8));
+    if constexpr (SCALE_GROUPS > 0) {
+        constexpr int PER = GROUPS * CELL_SCALES / (SCALE_GROUPS ? SCALE_GROUPS : 1);  // cells of a scale
+        const float* scale = a.scale + ((long long)tile * SCALE_GROUPS + group / PER * CELL_SCALES) * 16 + lane / 4;
+#pragma unroll
+        for (int n = 0; n < CELL_SCALES; ++n) c.scales[n] = make_float2(__ldg(scale + n * 16), __ldg(scale + n * 16 + 8));
     }
 }
 
@@ -79,8 +94,15 @@ struct Loaded {
     Cell cells[AHEAD ? TILES * SLICE : 1];
 };
 
-DEVICE int first_tile(int batch) { return batch * BATCH + threadIdx.x / 32 / KWARPS * TILES; }
-DEVICE int first_group() { return threadIdx.x / 32 % KWARPS * SLICE; }
+static_assert(!SPLIT || (KWARPS == WARPS && CLUSTER == WARPS && NT == 1 && FUSED), "a block takes the place of a warp");
+
+// Whose outputs a warp computes, and from which inputs. If SPLIT, warp w of block r does what warp r of block w would do.
+DEVICE int first_tile(int batch) {
+    int warp = threadIdx.x / 32;
+    return SPLIT ? (batch - cluster_rank() + warp) * TILES : batch * BATCH + warp / KWARPS * TILES;
+}
+DEVICE int part() { return SPLIT ? cluster_rank() : threadIdx.x / 32 % KWARPS; }
+DEVICE int first_group() { return part() * SLICE; }
 
 DEVICE void load(Loaded& l, const Arguments& a, int batch) {
     if constexpr (AHEAD) {
@@ -90,50 +112,67 @@ DEVICE void load(Loaded& l, const Arguments& a, int batch) {
     }
 }
 
-// Norm and quantisation of FUSED rows into shared memory, by the whole block. Rows are asked for before their statistics
-// have been added up, as many as registers hold.
+// Norm and quantisation of FUSED rows into shared memory, of all inputs or this block's. Rows are asked for before their
+// statistics have been added up.
 #if FUSED
-DEVICE void quantise_rows(const Arguments& a, const Shared& shared) {
-    constexpr int QUADS = GROUPS * GROUP / 4;
-    constexpr int EACH = (QUADS + THREADS - 1) / THREADS;  // quads of a row per thread
-    constexpr int STEP = EACH >= 8 ? 1 : FUSED < 8 / EACH ? FUSED : 8 / EACH;  // rows at a time
-    float4 x[STEP][EACH], gain[EACH];
-    auto fetch = [&](int first) {
+struct Quantiser {
+    static constexpr int QUADS = HELD_GROUPS * GROUP / 4;  // of a row
+    static constexpr int EACH = (QUADS * FUSED + THREADS - 1) / THREADS;
+    static constexpr int MOST = NORM ? 8 : 10;  // in flight at a time
+    static constexpr int STEP = EACH < MOST ? EACH : MOST;
+    float4 gain[STEP];
+
+    DEVICE static int first() { return SPLIT ? first_group() * GROUP : 0; }  // input of this block
+    DEVICE static int row(int i) { return (i * THREADS + threadIdx.x) / QUADS; }
+    DEVICE static int input(int i) { return first() + (i * THREADS + threadIdx.x) % QUADS * 4; }
+
+    DEVICE void load_gains(const Arguments& a, int from) {
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            int input = (i * THREADS + threadIdx.x) * 4;
-            bool inside = input < INPUTS;
-            if (first == 0) gain[i] = NORM && inside ? *(const float4*)(a.gain + input) : make_float4(1, 1, 1, 1);
-#pragma unroll
-            for (int r = 0; r < STEP; ++r) {
-                x[r][i] = make_float4(0, 0, 0, 0);
-                if (inside && first + r < FUSED) x[r][i] = *(const float4*)(a.x + (long long)(first + r) * X_STRIDE + input);
-            }
-        }
-    };
-    fetch(0);
-    int warp = threadIdx.x / 32;
-    if (warp < FUSED) {
-        Levels l = levels<INPUTS, NORM, PARTS>(a.stats + warp * PARTS, a.eps);
-        if (threadIdx.x % 32 == 0) shared.levels[warp] = l;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int first = 0; first < FUSED; first += STEP) {
-        if (first) fetch(first);
-#pragma unroll
-        for (int r = 0; r < STEP; ++r) {
-            if (first + r >= FUSED) break;
-            Levels l = shared.levels[first + r];
-#pragma unroll
-            for (int i = 0; i < EACH; ++i) {
-                int quad = i * THREADS + threadIdx.x;
-                if (quad < QUADS)
-                    ((unsigned*)shared.activations)[activation_word(first + r, quad * 4, GROUPS)] = quantise4(x[r][i], gain[i], l);
-            }
+        for (int i = 0; i < STEP; ++i) {
+            bool inside = row(from + i) < FUSED && input(from + i) < INPUTS;
+            gain[i] = NORM && inside ? __ldg((const float4*)(a.gain + input(from + i))) : make_float4(1, 1, 1, 1);
         }
     }
-}
+
+    // Before the kernel before this one has ended.
+    DEVICE void prepare(const Arguments& a, const Shared& shared) {
+        load_gains(a, 0);
+        if constexpr (SPLIT) {
+            if (threadIdx.x == 0) shared.mailbox->expect((CLUSTER - 1) * TILES * 16 * TILE * 4);
+            cluster_arrive();
+            cluster_wait();
+        }
+    }
+
+    DEVICE void load_rows(const Arguments& a, float4 (&x)[STEP], int from) const {
+#pragma unroll
+        for (int i = 0; i < STEP; ++i) {
+            bool inside = row(from + i) < FUSED && input(from + i) < INPUTS;
+            x[i] = inside ? *(const float4*)(a.x + (long long)row(from + i) * X_STRIDE + input(from + i)) : make_float4(0, 0, 0, 0);
+        }
+    }
+
+    DEVICE void run(const Arguments& a, const Shared& shared) {
+        float4 x[STEP];
+        load_rows(a, x, 0);
+        int warp = threadIdx.x / 32;
+        if (warp < FUSED) {
+            Levels l = levels<INPUTS, NORM, PARTS>(a.stats + warp * PARTS, a.eps);
+            if (threadIdx.x % 32 == 0) shared.levels[warp] = l;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int from = 0; from < EACH; from += STEP) {
+            if (from) load_gains(a, from), load_rows(a, x, from);
+#pragma unroll
+            for (int i = 0; i < STEP; ++i) {
+                if (from + i >= EACH || row(from + i) >= FUSED || input(from + i) >= GROUPS * GROUP) continue;
+                unsigned* word = (unsigned*)shared.activations + activation_word(row(from + i), input(from + i) - first(), HELD_GROUPS);
+                *word = quantise4(x[i], gain[i], shared.levels[row(from + i)]);
+            }
+        }
+    }
+};
 #endif
 
 // What a lane has of a tile's sums: integers, or floats once scales per group have been applied.
@@ -146,24 +185,43 @@ struct Sums {
 constexpr bool HELD = TILES > 1 && SLICE * NT <= 4;
 struct Activations {
     const uint4* memory;
+    const float* steps;
     uint4 held[HELD ? SLICE * NT * 2 : 1];
 
-    DEVICE explicit Activations(const uint4* from) : memory(from + threadIdx.x % 32) {
+    DEVICE Activations(const uint4* from, const float* steps) : memory(from + threadIdx.x % 32), steps(steps) {
         if constexpr (HELD) {
 #pragma unroll
             for (int i = 0; i < SLICE * NT * 2; ++i) held[i] = load(i / 2 % NT, i / 2 / NT, i % 2);
         }
     }
     DEVICE uint4 load(int n, int s, int half) const {
-        int group = first_group() + s;
-        if (group >= GROUPS) return make_uint4(0, 0, 0, 0);
-        return memory[(n * GROUPS + group) * ACTIVATION_CELL + half * 32];
+        if (first_group() + s >= GROUPS) return make_uint4(0, 0, 0, 0);
+        int group = SPLIT ? s : first_group() + s;
+        return memory[(n * HELD_GROUPS + group) * ACTIVATION_CELL + half * 32];
+    }
+    // Of this lane's two rows of the pass, in a part of a cell.
+    DEVICE float2 step(int n, int s, int part) const {
+        if constexpr (STEP_GROUPS == 0) return make_float2(1, 1);
+        constexpr int PER = GROUPS * CELL_STEPS / (STEP_GROUPS ? STEP_GROUPS : 1);  // cells of a step
+        const float* own = steps + (n * 8 + threadIdx.x % 4 * 2) * STEP_GROUPS;
+        int group = (first_group() + s) / PER * CELL_STEPS + part * CELL_STEPS / CELL_PARTS;
+        return make_float2(own[group], own[STEP_GROUPS + group]);
     }
     DEVICE uint4 operator()(int n, int s, int half) const {
         if constexpr (HELD) return held[(s * NT + n) * 2 + half];
         return load(n, s, half);
     }
 };
+
+// What has been summed since the last time, times scale and step.
+DEVICE void scale_sums(Sums& sums, int n, float2 scale, float2 step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float sum = (float)sums.total[n][i] * (i % 2 ? step.y : step.x);
+        sums.scaled[n][i] = __fmaf_rn(sum, i < 2 ? scale.x : scale.y, sums.scaled[n][i]);
+        sums.total[n][i] = 0;
+    }
+}
 
 DEVICE void multiply_cell(Sums& sums, const Cell& c, const Activations& activations, int s) {
     unsigned a[4][4];
@@ -172,23 +230,22 @@ DEVICE void multiply_cell(Sums& sums, const Cell& c, const Activations& activati
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
         uint4 first = activations(n, s, 0), second = activations(n, s, 1);
-        multiply(sums.total[n], a[0], first.x, first.y);
-        multiply(sums.total[n], a[1], first.z, first.w);
-        multiply(sums.total[n], a[2], second.x, second.y);
-        multiply(sums.total[n], a[3], second.z, second.w);
-        if constexpr (GROUPED) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sums.scaled[n][i] = __fmaf_rn((float)sums.total[n][i], i < 2 ? c.scale.x : c.scale.y, sums.scaled[n][i]);
-                sums.total[n][i] = 0;
+        for (int t = 0; t < 4; ++t) {
+            uint4 half = t < 2 ? first : second;
+            multiply(sums.total[n], a[t], t % 2 ? half.z : half.x, t % 2 ? half.w : half.y);
+            if constexpr (GROUPED) {
+                if ((t + 1) % (4 / CELL_PARTS)) continue;
+                float2 scale = SCALE_GROUPS ? c.scales[t * CELL_SCALES / 4] : make_float2(1, 1);
+                scale_sums(sums, n, scale, activations.step(n, s, t * CELL_PARTS / 4));
             }
         }
     }
 }
 
-// One tile of outputs, this warp's share of the inputs: into the reduction.
+// One tile of outputs, this warp's share of the inputs: into the reduction, token by token, `stride` floats apart.
 DEVICE void multiply_tile(const Loaded& l, const Arguments& a, int tile, int i, const Activations& activations,
-                          float* out) {
+                          float* out, int stride) {
     Sums sums = {};
     if constexpr (AHEAD) {
 #pragma unroll
@@ -203,15 +260,35 @@ DEVICE void multiply_tile(const Loaded& l, const Arguments& a, int tile, int i, 
             multiply_cell(sums, cell, activations, s);
         }
     }
-    int lane = threadIdx.x % 32, part = threadIdx.x / 32 % KWARPS;
+    int lane = threadIdx.x % 32;
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
             int token = n * 8 + lane % 4 * 2 + c % 2, row = lane / 4 + c / 2 * 8;
-            float value = GROUPED ? sums.scaled[n][c] : __int_as_float(sums.total[n][c]);
-            out[(part * TILE + token) * STRIDE + row] = value;
+            out[token * stride + row] = GROUPED ? sums.scaled[n][c] : __int_as_float(sums.total[n][c]);
         }
+    }
+}
+
+// Where the sums of this warp's i-th tile go within this block.
+DEVICE float* place(const Shared& shared, int i) {
+    int warp = threadIdx.x / 32;
+    return shared.sums + part() * TILE * STRIDE + ((SPLIT ? 0 : warp / KWARPS * TILES) + i) * 16;
+}
+
+// All tiles of this warp in a batch. If SPLIT, sums of tiles that another block finishes go to it, 16 bytes a lane.
+DEVICE void multiply_tiles(const Loaded& l, const Arguments& a, int batch, const Activations& activations, const Shared& shared) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const bool away = SPLIT && warp != cluster_rank();
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) {
+        float* own = place(shared, i);
+        float* out = away ? shared.outgoing + (warp * TILES + i) * TILE * 16 : own;
+        multiply_tile(l, a, first_tile(batch) + i, i, activations, out, away ? 16 : STRIDE);
+        if (!away) continue;
+        __syncwarp();
+        shared.mailbox->send((const uint4*)(own + lane / 4 * STRIDE + lane % 4 * 4), ((const uint4*)out)[lane], warp);
     }
 }
 
@@ -247,7 +324,7 @@ DEVICE Ending ending(const Arguments& a, const Unit& u) {
     Ending e = {1, 1, 0, 1, 0};
     if (!u.valid) return e;
     int row = GATED ? u.output / 16 * 32 + u.column : u.output;  // of the matrix
-    if constexpr (!GROUPED) {
+    if constexpr (SCALE_GROUPS == 0) {
         e.scale = __ldg(a.scale + row);
         if constexpr (GATED) e.up_scale = __ldg(a.scale + row + 16);
     }
@@ -265,13 +342,14 @@ DEVICE float reduce(const Shared& shared, int token, int row, float scale) {
         y = sums[0];
 #pragma unroll
         for (int part = 1; part < KWARPS; ++part) y += sums[part * TILE * STRIDE];
+        if (!SCALE_GROUPS) y *= scale;
     } else {
         int total = 0;
 #pragma unroll
         for (int part = 0; part < KWARPS; ++part) total += __float_as_int(sums[part * TILE * STRIDE]);
         y = (float)total * scale;
     }
-    return (y * W::UNIT) * shared.levels[token].step;
+    return STEP_GROUPS ? y * W::UNIT : (y * W::UNIT) * shared.levels[token].step;
 }
 
 DEVICE void finish(const Arguments& a, const Shared& shared, const Unit& u, const Ending& e) {
@@ -284,7 +362,7 @@ DEVICE void finish(const Arguments& a, const Shared& shared, const Unit& u, cons
             value = ROLE == SILU ? __fdiv_rn(value, 1.f + exp_(-value)) * up : (positive * positive) * up;
         }
         if constexpr (ROLE == RESIDUAL) value += e.residual;
-        a.out[(long long)u.token * OUT_STRIDE + u.output] = value;
+        if (!HEAD || a.pass->rows[u.token].head == HEAD) a.out[(long long)u.token * OUT_STRIDE + u.output] = value;
     }
     if constexpr (ROLE != STORE) {
         Stats stats = tile_stats(value, e.gain);
@@ -292,8 +370,8 @@ DEVICE void finish(const Arguments& a, const Shared& shared, const Unit& u, cons
     }
 }
 
-// On compute capability 9.0 two blocks share a multiprocessor: the next kernel's weights come while this one ends. Earlier
-// cards do not overlap kernels, and for later ones the assembler would have to spill.
+// On compute capability 9.0 blocks of two kernels share a multiprocessor: the next kernel's weights come while this one ends.
+// Earlier cards do not overlap kernels, and for later ones the assembler would have to spill.
 #if __CUDA_ARCH__ == 900
 constexpr int BLOCKS = NT <= 2 ? 2 : 1;
 #else
@@ -304,12 +382,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     product(const Pass* pass, const uint4* weights, const float* scale, const float* bias, const float* x, const Stats* stats,
             const float* gain, const uint4* levels, const float* steps, float* out, Stats* out_stats, const float* out_gain,
             float eps) {
-    Arguments a{weights, scale, bias, x, stats, gain, levels, steps, out, out_stats, out_gain, eps};
+    Arguments a{pass, weights, scale, bias, x, stats, gain, levels, steps, out, out_stats, out_gain, eps};
     extern __shared__ uint4 memory[];
     Shared shared;
     shared.activations = memory;
-    shared.sums = (float*)(memory + (FUSED ? GROUPS * ACTIVATION_CELL * NT : 0));
-    shared.levels = (Levels*)(shared.sums + KWARPS * TILE * STRIDE);
+    shared.sums = (float*)(memory + (FUSED ? HELD_GROUPS * ACTIVATION_CELL * NT : 0));
+    shared.outgoing = shared.sums + KWARPS * TILE * STRIDE;
+    shared.levels = (Levels*)(shared.outgoing + (SPLIT ? WARPS * TILES * TILE * 16 : 0));
+    shared.mailbox = (Mailbox*)(shared.levels + TILE);
 
     Loaded loaded;
     int batch = blockIdx.x;
@@ -322,22 +402,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
         for (int round = 0; round < ROUNDS; ++round) endings[round] = ending(a, Unit(round, batch, width));
     }
-    wait_for_previous();
-    let_next_start();
+    if constexpr (HASTY) let_next_start();
 #if FUSED
-    quantise_rows(a, shared);
+    Quantiser quantiser;
+    quantiser.prepare(a, shared);
+    wait_for_previous();
+    if constexpr (!HASTY) let_next_start();
+    quantiser.run(a, shared);
 #else
+    wait_for_previous();
+    if constexpr (!HASTY) let_next_start();
     for (int row = threadIdx.x; row < width; row += THREADS) shared.levels[row].step = a.steps[row];
 #endif
     __syncthreads();
-    Activations activations(FUSED ? shared.activations : a.levels);
+    Activations activations(FUSED ? shared.activations : a.levels, a.steps);
     int warp = threadIdx.x / 32;
     while (true) {
-#pragma unroll
-        for (int i = 0; i < TILES; ++i) {
-            float* out = shared.sums + (warp / KWARPS * TILES + i) * 16;
-            multiply_tile(loaded, a, first_tile(batch) + i, i, activations, out);
-        }
+        multiply_tiles(loaded, a, batch, activations, shared);
+        if (SPLIT) shared.mailbox->wait();
         if (batch + gridDim.x < BATCHES) load(loaded, a, batch + gridDim.x);
         __syncthreads();
 #pragma unroll

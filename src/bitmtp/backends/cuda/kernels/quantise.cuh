@@ -11,6 +11,24 @@ struct Levels {
     float inverse, factor, step;
 };
 
+// Approximate, but always alike: divisions that round correctly would take longer than the loads.
+DEVICE float inverse_root(float x) {
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+DEVICE float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+DEVICE Levels levels_of(float largest, float inverse) {
+    largest = fmaxf(largest * inverse, 1e-5f);
+    return {inverse, 127.f * reciprocal(largest), largest * (1.f / 127)};
+}
+
 // All lanes of a warp take part. COUNT statistics of one row; SIZE columns; NORMED: RMSNorm comes first.
 template <int SIZE, bool NORMED, int COUNT>
 DEVICE Levels levels(const Stats* stats, float eps) {
@@ -21,10 +39,10 @@ DEVICE Levels levels(const Stats* stats, float eps) {
         Stats s = stats[part + threadIdx.x % 32];
         squares += s.x, largest = fmaxf(largest, s.y);
     }
-    largest = warp_max(largest);
-    float inverse = NORMED ? __fdiv_rn(1.f, __fsqrt_rn(__fdiv_rn(warp_sum(squares), SIZE) + eps)) : 1.f;
-    largest = fmaxf(largest * inverse, 1e-5f);
-    return {inverse, __fdiv_rn(127.f, largest), __fdiv_rn(largest, 127.f)};
+    // Numbers that are not negative are ordered as their bits are.
+    largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
+    float inverse = NORMED ? inverse_root(__fmaf_rn(warp_sum(squares), 1.f / SIZE, eps)) : 1.f;
+    return levels_of(largest, inverse);
 }
 
 DEVICE unsigned quantise4(float4 x, float4 gain, Levels l) {

@@ -1,13 +1,21 @@
-// The ends of a pass: embedding of its rows, a head of 16-bit floats, and quantisation as a kernel of its own (for passes so wide that doing it in
-// every block of a product would read more than it saves).
+// Rows of a pass: their embedding, and quantisation as a kernel of its own (for passes so wide that doing it in every block
+// of a product would read more than it saves).
 //
-// Constants: INPUTS; X_STRIDE; for `quantise` NORM and PARTS; for `embed` EMBEDDING_BITS 2, 4, 8 or 16 and SCALE_GROUPS:
-// scales a row has, or 0: one; for `float_head` VOCAB, OUT_STRIDE and PARTS.
+// Constants: INPUTS; X_STRIDE; for `quantise` NORM, PARTS and STEP_INPUTS: inputs of a step, or 0: all; for `embed`
+// EMBEDDING_BITS 2, 4, 8 or 16 and SCALE_GROUPS: scales a row has (padded to whole cells), or 0: one.
 #include "quantise.cuh"
 
 constexpr int GROUPS = (INPUTS + GROUP - 1) / GROUP;
 
 #ifdef NORM
+// Factor and step of this thread's four inputs, which it shares with its neighbours.
+DEVICE Levels group_levels(float4 x, float4 g, Levels row) {
+    float largest = fmaxf(fmaxf(fabsf(x.x * g.x), fabsf(x.y * g.y)), fmaxf(fabsf(x.z * g.z), fabsf(x.w * g.w)));
+#pragma unroll
+    for (int mask = STEP_INPUTS / 8; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
+    return levels_of(largest, row.inverse);
+}
+
 // Grid: (blocks of 1,024 columns, rows of the pass); 256 threads. Columns behind INPUTS become zeros.
 extern "C" __global__ void __launch_bounds__(256)
     quantise(const Pass* pass, const float* x, const Stats* stats, const float* gain, unsigned* out, float* steps, float eps) {
@@ -24,42 +32,16 @@ extern "C" __global__ void __launch_bounds__(256)
         Levels l = levels<INPUTS, NORM, PARTS>(stats + row * PARTS, eps);
         if (threadIdx.x == 0) {
             shared = l;
-            if (blockIdx.x == 0) steps[row] = l.step;
+            if (STEP_INPUTS == 0 && blockIdx.x == 0) steps[row] = l.step;
         }
     }
     __syncthreads();
-    if (input < GROUPS * GROUP) out[activation_word(row, input, GROUPS)] = quantise4(value, g, shared);
-}
+    Levels own = shared;
+#if STEP_INPUTS
+    own = group_levels(value, g, shared);
+    if (input % STEP_INPUTS == 0 && input < GROUPS * GROUP) steps[(row * GROUPS * GROUP + input) / STEP_INPUTS] = own.step;
 #endif
-
-#ifdef VOCAB
-// Logits of a head of 16-bit floats: RMSNorm, then float dot products. A warp takes one entry of the vocabulary at a time and
-// all rows of the pass; lanes take every 32nd four inputs, and a butterfly adds them up.
-extern "C" __global__ void __launch_bounds__(256)
-    float_head(const Pass* pass, const half_bits* weights, const float* x, const Stats* stats, const float* gain, float* logits,
-               float eps) {
-    __shared__ float inverse[MAX_WIDTH];
-    wait_for_previous();
-    let_next_start();
-    int width = pass->width, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int row = warp; row < width; row += 8) {
-        Levels l = levels<INPUTS, true, PARTS>(stats + row * PARTS, eps);
-        if (lane == 0) inverse[row] = l.inverse;
-    }
-    __syncthreads();
-    for (int entry = blockIdx.x * 8 + warp; entry < VOCAB; entry += gridDim.x * 8) {
-        const half_bits* w = weights + (long long)entry * INPUTS;
-        for (int row = 0; row < width; ++row) {
-            float sum = 0;
-            for (int input = lane * 4; input < INPUTS; input += 128) {
-#pragma unroll
-                for (int i = input; i < input + 4; ++i)
-                    sum = __fmaf_rn((x[(long long)row * X_STRIDE + i] * gain[i]) * inverse[row], from_half(w[i]), sum);
-            }
-            sum = warp_sum(sum);
-            if (lane == 0) logits[(long long)row * OUT_STRIDE + entry] = sum;
-        }
-    }
+    if (input < GROUPS * GROUP) out[activation_word(row, input, GROUPS)] = quantise4(value, g, own);
 }
 #endif
 
@@ -71,8 +53,8 @@ DEVICE float4 embedding(const void* table, const float* scale, int token, int in
 #else
     int w[4];
     weights_at<EMBEDDING_BITS>((const uint4*)table, token, input, GROUPS, w);
-    constexpr int PER = SCALE_GROUPS ? GROUPS / SCALE_GROUPS : 1;
-    float s = SCALE_GROUPS ? scale[((long long)(token / 16) * SCALE_GROUPS + input / GROUP / PER) * 16 + token % 16] : scale[token];
+    constexpr int COVERED = SCALE_GROUPS ? GROUPS * GROUP / SCALE_GROUPS : 1;  // inputs of a scale
+    float s = SCALE_GROUPS ? scale[((long long)(token / 16) * SCALE_GROUPS + input / COVERED) * 16 + token % 16] : scale[token];
     return make_float4(w[0] * s, w[1] * s, w[2] * s, w[3] * s);
 #endif
 }
