@@ -51,3 +51,14 @@ def test_figures_are_those_of_the_texts(tiny_model: Path) -> None:
         assert list(each.mismatches) == differing
     assert figures[0].ratio == 1
     assert not figures[1].mismatches
+
+
+def test_graphs_are_counted_with_the_passes_they_run(tiny_model: Path) -> None:
+    engine = Engine.load(tiny_model, backend="reference")
+    policies, prompts = Settings(names=("speculative",)).policies(16), [engine.tokenizer.encode("Hello")]
+    plain = compare(engine, prompts, policies, max_tokens=8, rounds=1)
+    engine.backend.graphs_a_pass = 1  # type: ignore[attr-defined]
+    graphed = compare(engine, prompts, policies, max_tokens=8, rounds=1)
+    assert [each.graph_replays for each in plain] == [0, 0]
+    assert [each.graph_replays for each in graphed] == [round(each.tokens / each.tokens_per_pass) for each in graphed]
+    assert [each.digest for each in graphed] == [each.digest for each in plain]

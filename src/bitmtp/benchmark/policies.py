@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from bitmtp.decoding.policies import POLICIES, make_policy
 from bitmtp.decoding.policy import Policy
@@ -58,6 +60,8 @@ class PolicyFigures:
         ratio: median over rounds of its tokens a second ÷ autoregressive decoding's in the same round.
         tokens_per_iteration: committed tokens ÷ iterations.
         mismatches: prompts (by number, from 0) whose token ids differ from autoregressive decoding's.
+        digest: of the token ids of all texts: equal where all of them are.
+        graph_replays: graphs that the host launched, prefill left out; 0 where there are none.
     """
 
     policy: Policy
@@ -68,6 +72,8 @@ class PolicyFigures:
     draft_acceptance_rate: float
     tokens: int
     mismatches: tuple[int, ...]
+    digest: str
+    graph_replays: int
 
     @property
     def broken(self) -> bool:
@@ -83,6 +89,7 @@ class _Tally:
     rates: list[float] = field(default_factory=list)  # of complete rounds
     stats: Stats = field(default_factory=Stats)
     mismatches: set[int] = field(default_factory=set)
+    digest: Any = field(default_factory=hashlib.sha256)
     tokens: int = 0  # of the current round
     seconds: float = 0.0
 
@@ -91,6 +98,7 @@ class _Tally:
         self.seconds += seconds
         total = self.stats
         total.passes += stats.passes
+        total.graph_replays += stats.graph_replays
         total.iterations += stats.iterations
         total.proposed += stats.proposed
         total.accepted += stats.accepted
@@ -143,6 +151,7 @@ def _run(engine: Engine, request: Request, tally: _Tally) -> list[int]:
             pass
     result = generation.result
     tally.add(generation.decoder.stats, result.tpot_ms * (result.num_tokens - 1) / 1e3)
+    tally.digest.update(repr(result.token_ids).encode())
     return result.token_ids
 
 
@@ -157,4 +166,6 @@ def _figures(tally: _Tally, baseline: _Tally) -> PolicyFigures:
         draft_acceptance_rate=tally.stats.draft_acceptance_rate,
         tokens=tally.stats.tokens,
         mismatches=tuple(sorted(tally.mismatches)),
+        digest=tally.digest.hexdigest()[:16],
+        graph_replays=tally.stats.graph_replays,
     )

@@ -46,6 +46,11 @@ class Worth:
     tokens: float
     milliseconds: float
 
+    @property
+    def rate(self) -> float:
+        """Tokens a millisecond."""
+        return self.tokens / self.milliseconds
+
 
 def observe(
     engine: Engine, prompts: Iterable[Sequence[int]], *, max_tokens: int, block_size: int, ranks: int = 4,

@@ -34,11 +34,15 @@ class PassCosts:
 
     Attributes:
         history: positions before the pass.
+        bytes: of weights and K/V that a pass of one row reads; 0 if the backend does not say.
+        memory_speed: bytes a second of a large copy on the device, read and written; None: not measured.
         implied_tokens_per_second: autoregressive, if nothing but the passes took time.
         decoded_tokens_per_second: autoregressive decoding as measured, from the same history on.
     """
 
     history: int
+    bytes: int
+    memory_speed: float | None
     costs: tuple[WidthCost, ...]
     implied_tokens_per_second: float
     decoded_tokens_per_second: float
@@ -73,7 +77,26 @@ def measure_passes(
         rates.append(_decode_rate(backend, ids[:history], tokens))
         tick()
     backend.close(sequence)
-    return _summary(history, times, rates)
+    return _summary(backend, history, times, rates)
+
+
+def pass_bytes(backend: Backend, history: int) -> int:
+    """Bytes of weights and K/V that a pass of one row reads; 0 if the backend does not say what its weights take."""
+    config = backend.config
+    weights = int(backend.describe().get("weight bytes", 0))
+    number = 2 if config.kv_type == "float16" else 4
+    return weights and weights + history * config.num_layers * 2 * config.kv_size * number
+
+
+def memory_speed(backend: Backend) -> float | None:
+    """Bytes a second of a large copy on the backend's device, if it has one of its own."""
+    if backend.name != "cuda":
+        return None
+    from bitmtp.backends.cuda.backend import CudaBackend
+    from bitmtp.backends.cuda.profile import copy_speed
+
+    assert isinstance(backend, CudaBackend)
+    return copy_speed(backend.gpu)
 
 
 def _time_pass(backend: Backend, sequence: int, tokens: Sequence[int]) -> float:
@@ -98,7 +121,8 @@ def _decode_rate(backend: Backend, prompt: Sequence[int], tokens: int) -> float:
     return (state.generated - 1) / seconds
 
 
-def _summary(history: int, times: dict[int, list[float]], rates: Sequence[float]) -> PassCosts:
+def _summary(backend: Backend, history: int, times: dict[int, list[float]], rates: Sequence[float]) -> PassCosts:
     medians = {width: median(values) for width, values in times.items()}
     costs = tuple(WidthCost(width, value, value / medians[1]) for width, value in medians.items())
-    return PassCosts(history, costs, 1e3 / medians[1], median(rates))
+    moved, speed = pass_bytes(backend, history), memory_speed(backend)
+    return PassCosts(history, moved, speed, costs, 1e3 / medians[1], median(rates))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +13,14 @@ from typer import Option
 
 from bitmtp.cli.options import ModelOptions, with_options
 from bitmtp.cli.progress import progress
-from bitmtp.cli.render import policy_label, print_facts, print_table
+from bitmtp.cli.render import policy_label, print_facts
 from bitmtp.errors import RequestError
 
 if TYPE_CHECKING:
     from bitmtp.backends.base import Backend
+    from bitmtp.benchmark.ablation import Rung
     from bitmtp.benchmark.policies import PolicyFigures, Settings
+    from bitmtp.benchmark.profile import Profile
     from bitmtp.benchmark.widths import PassCosts
     from bitmtp.decoding.policy import Policy
     from bitmtp.engine import Engine
@@ -44,6 +46,12 @@ class BenchOptions:
     verify_bound: Annotated[float | None, Option(help="Joint probability from which proposals are verified.")] = None
     widths: Annotated[bool, Option("--widths", help="Measure the cost of a pass by width.")] = False
     history: Annotated[int, Option(min=1, help="Positions before the pass, with --widths.")] = 256
+    ablation: Annotated[
+        bool, Option("--ablation", help="Take the CUDA runtime apart: what widths, graphs and the resident loop bring.")
+    ] = False
+    profile: Annotated[
+        bool, Option("--profile", help="Where time goes: kernels of a pass, parts of the time to the first token.")
+    ] = False
     shape: Annotated[str | None, Option(help="Random weights: bonsai-1.7b, bonsai-4b, bitnet-2b or smollm2-135m.")] = (
         None
     )
@@ -53,6 +61,8 @@ class BenchOptions:
         """Refuse what contradicts itself before anything slow begins."""
         if self.shape is not None and (self.prompts is not None or model.model is not None):
             raise RequestError("a shape has random weights: leave out --prompts and --model")
+        if self.ablation and (self.shape is not None or self.widths or self.profile):
+            raise RequestError("--ablation writes texts: leave out --shape, --widths and --profile")
         if self.prompts is None and (self.template is not None or self.limit is not None):
             raise RequestError("--template and --limit need --prompts")
         if self.json is not None and not Path(self.json).absolute().parent.is_dir():
@@ -69,31 +79,60 @@ class BenchOptions:
         )
 
 
+@dataclass(slots=True)
+class _Measured:
+    """What there is to report."""
+
+    name: str
+    backend: Backend
+    costs: PassCosts | None = None
+    figures: list[PolicyFigures] | None = None
+    rungs: list[Rung] | None = None
+    profile: Profile | None = None
+
+
 @with_options
 def bench(*, model: ModelOptions, options: BenchOptions) -> None:
     """Compare policies and pass widths.
 
-    Without --prompts, --widths or --shape: built-in prompts and widths, on the model. The exit code is 1 if a lossless
-    policy changed a text.
+    Without --prompts, --widths, --profile, --ablation or --shape: built-in prompts and widths, on the model. The exit
+    code is 1 if a lossless policy changed a text.
     """
     options.check(model)
-    costs, figures = None, None
-    if options.shape is not None:
-        backend = _random_backend(model, options)
-        costs = _measure_widths(backend, options)
-    else:
-        engine = model.load()
-        backend = engine.backend
-        comparison = _comparison(engine, options) if options.prompts is not None or not options.widths else None
-        if options.widths or options.prompts is None:
-            _check_context(engine.context, options)
-            costs = _measure_widths(backend, options)
-        if comparison is not None:
-            figures = _compare_policies(engine, *comparison, options)
-    name = options.shape or Path(model.model or "shipped model").name
-    _report(name, backend, costs, figures, options)
-    if figures is not None:
-        _check_lossless(figures)
+    measured = _measure_shape(model, options) if options.shape else _measure_model(model, options)
+    _report(measured, options)
+    _check_lossless(measured.figures or [])
+    if measured.rungs is not None:
+        _check_rungs(measured.rungs)
+
+
+def _measure_shape(model: ModelOptions, options: BenchOptions) -> _Measured:
+    backend = _random_backend(model, options)
+    measured = _Measured(options.shape or "", backend)
+    if options.profile:
+        measured.profile = _profile(backend, _shape_context(options), options)
+    if options.widths or not options.profile:
+        measured.costs = _measure_widths(backend, options)
+    return measured
+
+
+def _measure_model(model: ModelOptions, options: BenchOptions) -> _Measured:
+    engine = model.load()
+    measured = _Measured(Path(model.model or "shipped model").name, engine.backend)
+    if options.ablation:
+        measured.rungs = _ablate(engine, options)
+        return measured
+    chosen = options.widths or options.profile
+    comparison = _comparison(engine, options) if options.prompts is not None or not chosen else None
+    if options.profile:
+        _check_context(engine.context, options)
+        measured.profile = _profile(engine.backend, engine.context, options)
+    if options.widths or (options.prompts is None and not chosen):
+        _check_context(engine.context, options)
+        measured.costs = _measure_widths(engine.backend, options)
+    if comparison is not None:
+        measured.figures = _compare_policies(engine, *comparison, options)
+    return measured
 
 
 def _split(text: str) -> list[str]:
@@ -110,13 +149,21 @@ def _whole(text: str) -> int:
 def _random_backend(model: ModelOptions, options: BenchOptions) -> Backend:
     from bitmtp.backends import load_backend
     from bitmtp.benchmark.shapes import random_model
-    from bitmtp.benchmark.widths import needed_context
 
     checkpoint = random_model(options.shape or "")
     context = model.context or checkpoint.config.max_position
     _check_context(context, options)
-    context = needed_context(options.history, options.max_tokens)
-    return load_backend(model.backend, checkpoint, threads=model.threads, context=context)
+    context = _shape_context(options)
+    return load_backend(model.backend, checkpoint, threads=model.threads, context=context, draft_head=model.draft_head)
+
+
+def _shape_context(options: BenchOptions) -> int:
+    """Positions that a shape's measurements use; a profile's prompts are as long as they may be."""
+    from bitmtp.benchmark.profile import PROMPTS
+    from bitmtp.benchmark.widths import needed_context
+
+    needed = needed_context(options.history, options.max_tokens)
+    return max(needed, PROMPTS[-1] + 1) if options.profile else needed
 
 
 def _check_context(context: int, options: BenchOptions) -> None:
@@ -137,12 +184,16 @@ def _measure_widths(backend: Backend, options: BenchOptions) -> PassCosts:
 
 def _comparison(engine: Engine, options: BenchOptions) -> tuple[list[list[int]], list[Policy]]:
     """Prompts and policies to compare, checked before anything is measured."""
+    policies = options.settings().policies(engine.config.block_size)
+    return _prompts(engine, options), policies
+
+
+def _prompts(engine: Engine, options: BenchOptions) -> list[list[int]]:
     from bitmtp.benchmark.prompts import BUILT_IN, encode_prompts, read_prompts
 
-    policies = options.settings().policies(engine.config.block_size)
     prompts = read_prompts(options.prompts) if options.prompts else list(BUILT_IN)
     template = options.template.replace("\\n", "\n") if options.template else None  # shells pass \\n as two characters
-    return encode_prompts(engine, prompts[: options.limit], template), policies
+    return encode_prompts(engine, prompts[: options.limit], template)
 
 
 def _compare_policies(
@@ -154,61 +205,63 @@ def _compare_policies(
         return compare(engine, ids, policies, max_tokens=options.max_tokens, rounds=options.rounds, tick=tick)
 
 
-def _report(
-    name: str, backend: Backend, costs: PassCosts | None, figures: list[PolicyFigures] | None, options: BenchOptions
-) -> None:
+def _ablate(engine: Engine, options: BenchOptions) -> list[Rung]:
+    from bitmtp.backends.cuda.runtime import Runtime
+    from bitmtp.benchmark.ablation import BLOCK_SIZES, NAMES, ablate
+
+    settings = options.settings()
+    names = settings.names if options.policy else NAMES
+    settings = replace(settings, names=names, block_sizes=settings.block_sizes or BLOCK_SIZES)
+    policies, ids = settings.policies(engine.config.block_size), _prompts(engine, options)
+    with progress("ablation", len(Runtime) * options.rounds * len(ids) * len(policies)) as tick:
+        return ablate(engine, ids, policies, max_tokens=options.max_tokens, rounds=options.rounds, tick=tick)
+
+
+def _profile(backend: Backend, context: int, options: BenchOptions) -> Profile:
+    from bitmtp.benchmark.profile import PROMPTS, measure_profile
+
+    with progress("profile", len(PROMPTS)) as tick:
+        return measure_profile(backend, context=context, history=options.history, rounds=options.rounds, tick=tick)
+
+
+def _report(measured: _Measured, options: BenchOptions) -> None:
     from bitmtp.benchmark.environment import environment, peak_memory_mb
 
-    where, runs = environment(), {"backend": backend.name, **backend.describe()}
-    print_facts(name, [("CPU", f"{where.cpu}, {where.cores} cores ({where.isa})"), *runs.items()])
-    if costs is not None:
-        _print_costs(costs)
-    if figures is not None:
-        _print_figures(figures, options)
+    where, backend = environment(), measured.backend
+    runs = {"backend": backend.name, **backend.describe()}
+    print_facts(measured.name, [("CPU", f"{where.cpu}, {where.cores} cores ({where.isa})"), *runs.items()])
+    _print_tables(measured, options)
     if options.json is not None:
         record: dict[str, Any] = {
-            "model": name,
+            "model": measured.name,
             "environment": asdict(where) | runs | {"peak_memory_mb": round(peak_memory_mb(), 1)},
             "options": asdict(options),
-            "passes": None if costs is None else asdict(costs),
-            "policies": None
-            if figures is None
-            else [asdict(each) | {"lossless": each.policy.lossless} for each in figures],
+            "passes": None if measured.costs is None else asdict(measured.costs),
+            "policies": None if measured.figures is None else _policy_records(measured.figures),
+            "ablation": None
+            if measured.rungs is None
+            else {rung.runtime.name.lower(): _policy_records(rung.figures) for rung in measured.rungs},
+            "profile": None if measured.profile is None else asdict(measured.profile),
         }
         Path(options.json).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _print_costs(costs: PassCosts) -> None:
-    rows = [[str(cost.width), f"{cost.milliseconds:.2f}", f"{cost.ratio:.2f}"] for cost in costs.costs]
-    print()
-    print_table(
-        f"One pass by width (history {costs.history}, exact head on every row)", ["width", "ms", "× width 1"], rows
-    )
-    print(
-        f"autoregressive: {costs.implied_tokens_per_second:.1f} tok/s implied by width 1, "
-        f"{costs.decoded_tokens_per_second:.1f} tok/s decoding"
-    )
+def _policy_records(figures: list[PolicyFigures]) -> list[dict[str, Any]]:
+    return [asdict(each) | {"lossless": each.policy.lossless} for each in figures]
 
 
-def _print_figures(figures: list[PolicyFigures], options: BenchOptions) -> None:
-    rows = [
-        [
-            policy_label(each.policy),
-            f"{each.tokens_per_second:.1f}",
-            f"{each.ratio:.2f}",
-            f"{each.tokens_per_iteration:.2f}",
-            f"{each.tokens_per_pass:.2f}",
-            f"{each.draft_acceptance_rate:.0%}" if each.policy.block_size > 1 else "-",
-            "yes" if each.policy.lossless else f"no ({len(each.mismatches)} texts differ)",
-        ]
-        for each in figures
-    ]
-    print()
-    print_table(
-        f"Policies (greedy, up to {options.max_tokens} tokens, medians of {options.rounds} rounds)",
-        ["policy", "tok/s", "× AR", "tok/iter", "tok/pass", "accepted", "lossless"],
-        rows,
-    )
+def _print_tables(measured: _Measured, options: BenchOptions) -> None:
+    from bitmtp.cli.bench_tables import print_ablation, print_costs, print_policies, print_profile
+
+    texts = f"greedy, up to {options.max_tokens} tokens, medians of {options.rounds} rounds"
+    if measured.costs is not None:
+        print_costs(measured.costs)
+    if measured.profile is not None:
+        print_profile(measured.profile)
+    if measured.figures is not None:
+        print_policies(measured.figures, f"Policies ({texts})")
+    if measured.rungs is not None:
+        print_ablation(measured.rungs, f"Parts of the runtime ({texts})")
 
 
 def _check_lossless(figures: list[PolicyFigures]) -> None:
@@ -218,6 +271,19 @@ def _check_lossless(figures: list[PolicyFigures]) -> None:
         print(
             f"bitmtp: MISMATCH: {policy_label(each.policy)} is lossless, but its token ids differ from autoregressive "
             f"decoding's for prompts {numbers}",
+            file=sys.stderr,
+        )
+    if broken:
+        raise typer.Exit(1)
+
+
+def _check_rungs(rungs: list[Rung]) -> None:
+    from bitmtp.benchmark.ablation import changed
+
+    broken = changed(rungs)
+    for runtime, policy in broken:
+        print(
+            f"bitmtp: MISMATCH: {policy_label(policy)} on the runtime {runtime.label!r} wrote another text",
             file=sys.stderr,
         )
     if broken:
