@@ -5,8 +5,10 @@
 Every question (its first turn, whole, in the chat template) is written autoregressively and speculatively with several
 block sizes: greedy, and at temperature 1 with the question's number as seed; every eighth question also with penalties
 and top-p. The texts of a question share passes, and their prompt's K/V, neither of which may change a token; every
-eighth question writes each text alone as well. Texts must agree between thread counts too. Results are appended to the
-output file and skipped by the next run; start a new file after a change of the engine. Exit code 1 if any text differs.
+eighth question writes each text alone as well. With ``--shapes`` it is trees, windowed drafts, the adaptive policy, and
+shapes switched at random in the middle of a text instead, greedy and at temperature 1. Texts must agree between thread
+counts too. Results are appended to the output file and skipped by the next run; start a new file after a change of the
+engine. Exit code 1 if any text differs.
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ import argparse
 import hashlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+
+from switched import shapers_of, write
 
 from bitmtp.benchmark.prompts import encode_prompts, read_prompts
 from bitmtp.benchmark.records import ResultLog, model_fingerprint
@@ -79,6 +84,32 @@ def check(engine: Engine, index: int, prompt: list[int], max_tokens: int) -> dic
     }
 
 
+def check_shapes(engine: Engine, index: int, prompt: list[int], max_tokens: int) -> dict[str, object]:
+    """As :func:`check`, under every kind of shape; also counts which of the rarer kinds of pass there were."""
+    differs: dict[str, int] = {}
+    baselines: list[list[int]] = []
+    used: Counter[str] = Counter()
+    for name, sampling in (("greedy", Sampling()), ("sampled", Sampling(temperature=1.0, seed=index))):
+        makers = shapers_of(engine, sampling.temperature, index)
+        shapers = {"autoregressive": None, **{shape: make() for shape, make in makers.items()}}
+        decoders = write(engine, prompt, sampling, shapers, max_tokens)
+        texts = {shape: each.state.committed[len(prompt) :] for shape, each in decoders.items()}
+        baselines.append(texts["autoregressive"])
+        for shape, ids in texts.items():
+            if ids != baselines[-1]:
+                differs[f"{name} {shape}"] = first_difference(baselines[-1], ids)
+        for decoder in decoders.values():
+            stats = decoder.stats
+            used.update(windowed=stats.windowed, copied=stats.copied, ahead=stats.ahead, ahead_used=stats.ahead_used)
+    return {
+        "texts": len(baselines) * len(texts),
+        "tokens": sum(map(len, baselines)) * len(texts),
+        "digest": hashlib.sha256(json.dumps(baselines).encode()).hexdigest(),
+        "differs": differs,
+        "used": used,
+    }
+
+
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
     """Index of the first token that differs."""
     return next((i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), min(len(a), len(b)))
@@ -87,10 +118,12 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
 def summary(log: ResultLog, keys: dict[str, str]) -> int:
     """Print what was found; returns how many texts differ. ``keys`` maps a question to what it shares with others."""
     texts = wrong = 0
+    used: Counter[str] = Counter()
     digests: dict[str, str] = {}
     for key, shared in keys.items():
         record = log[key]
         texts += record["texts"]
+        used.update(record.get("used", {}))
         for name, place in record["differs"].items():
             wrong += 1
             print(f"MISMATCH {key}: {name} differs from token {place} on")
@@ -98,6 +131,8 @@ def summary(log: ResultLog, keys: dict[str, str]) -> int:
             wrong += 1
             print(f"MISMATCH {key}: the autoregressive text differs between thread counts")
     print(f"{len(keys)} questions × thread counts, {texts} texts, {wrong} mismatches")
+    if used:
+        print("passes among them:", ", ".join(f"{count} {name}" for name, count in used.items()))
     return wrong
 
 
@@ -108,6 +143,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output", required=True, help="JSON lines; done cases are skipped")
     parser.add_argument("--model", help="checkpoint folder; default: the shipped model")
     parser.add_argument("--backend", default="auto")
+    parser.add_argument("--shapes", action="store_true", help="other shapes than plain blocks")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--limit", type=int, help="first questions only")
@@ -121,15 +157,16 @@ def run(options: argparse.Namespace) -> int:
     folder = Path(options.model or shipped_model())
     log, model = ResultLog(options.output), model_fingerprint(folder)
     keys: dict[str, str] = {}
+    checking, kind = (check_shapes, " shapes") if options.shapes else (check, "")
     for threads in options.threads:
         engine = Engine.load(folder, backend=options.backend, threads=threads)
         prompts = encode_prompts(engine, read_prompts(options.data)[: options.limit])
         for index in range(options.start, len(prompts), options.every):
-            shared = f"{model} {engine.backend.name} {options.max_tokens} {index}"
+            shared = f"{model} {engine.backend.name} {options.max_tokens} {index}{kind}"
             key = f"{shared} threads={threads}"
             keys[key] = shared
             if key not in log:
-                log.add(key, **check(engine, index, prompts[index], options.max_tokens))
+                log.add(key, **checking(engine, index, prompts[index], options.max_tokens))
                 print(f"\r{threads} threads, question {index + 1} of {len(prompts)} ", end="", file=sys.stderr)
     print(file=sys.stderr)
     return summary(log, keys)

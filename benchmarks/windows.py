@@ -1,9 +1,15 @@
-"""Windowed drafts at long context: what a draft pass costs, and what becomes of acceptance.
+"""Windowed drafts at long context: what a draft pass costs, what that saves, and what becomes of acceptance.
 
-    python benchmarks/windows.py --text FILE --history 1000 4000 7500
+    python benchmarks/windows.py --text FILE --history 1000 4000 8000 --places 3
+    python benchmarks/windows.py --history 1000 32000 --layers 2
+    python benchmarks/windows.py --backend cuda --history 1000 32000 128000 1000000
 
-The file is any long text. Behind each history the same draft pass is timed with and without a window, taking turns, and
-the text is continued under both, and autoregressively; all three must be the same text.
+Behind each history the same passes are timed, taking turns: a draft pass that sees all, one that sees a window, and a
+verify pass with and without the anchor's row (behind a windowed draft it runs again). With ``--text`` the history is
+that text, and is continued under both drafts and autoregressively; all three must be the same text. Without it the K/V
+are those of arbitrary tokens, or of none at all where the backend can leave them out, at positions far beyond what the
+model was made for: such a run tells times only. ``--layers`` runs the first layers only, every one of which costs the
+same, where all of them would take too long to fill.
 """
 
 from __future__ import annotations
@@ -11,81 +17,161 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from bitmtp.backends.base import Window
+from bitmtp import checkpoint
+from bitmtp.backends import load_backend
+from bitmtp.backends.base import Backend, Head, Row, Window, causal_rows
+from bitmtp.checkpoint import Checkpoint, tensor_specs
 from bitmtp.decoding.decoder import Decoder, advance
 from bitmtp.decoding.policies import make_policy
 from bitmtp.decoding.policy import Policy, Verify
 from bitmtp.decoding.state import State
 from bitmtp.decoding.tree import masks
-from bitmtp.engine import Engine
 from bitmtp.errors import BitMTPError
-from bitmtp.sampling import Sampling
+from bitmtp.models import shipped_model
+from bitmtp.sampling import GREEDY, Sampling
+from bitmtp.tokenizer import Tokenizer
 
 WINDOW = Window()
+VERIFIED = 5  # proposals of the verify pass that is timed
+MARGIN = 256  # positions behind the longest history
 
 
-def draft_times(engine: Engine, sequence: int, ids: list[int], size: int, repeats: int) -> dict[Window | None, float]:
-    """Median milliseconds of a draft pass behind what the sequence holds."""
-    state = State(sequence, Sampling(), ids, len(ids), materialized=len(ids) - 1)
-    times: dict[Window | None, list[float]] = {None: [], WINDOW: []}
-    for _ in range(repeats):
-        for window, found in times.items():
-            rows = state.rows(masks(size), window)
+def pass_times(backend: Backend, sequence: int, history: int, size: int, repeats: int) -> list[float]:
+    """Median milliseconds of: a draft pass, a windowed one, a verify pass, one that runs the anchor as well."""
+    state = State(sequence, Sampling(), [5] * (history + 1), history + 1, materialized=history)
+    passes: list[Callable[[], list[Row]]] = [
+        lambda: state.rows(masks(size)),
+        lambda: state.rows(masks(size), WINDOW),
+        lambda: _verify_rows(sequence, history, VERIFIED),
+        lambda: _verify_rows(sequence, history, VERIFIED + 1),
+    ]
+    found: list[list[float]] = [[] for _ in passes]
+    for _ in range(repeats + 1):
+        for make, times in zip(passes, found, strict=True):
+            rows = make()
             begun = time.perf_counter()
-            engine.backend.step(rows)
-            found.append((time.perf_counter() - begun) * 1e3)
-    return {window: median(found) for window, found in times.items()}
+            backend.step(rows)
+            times.append((time.perf_counter() - begun) * 1e3)
+    return [median(times[1:]) for times in found]  # buffers grow in the first round
 
 
-def continuation(engine: Engine, sequence: int, ids: list[int], policy: Policy, tokens: int) -> Decoder:
+def _verify_rows(sequence: int, history: int, width: int) -> list[Row]:
+    return causal_rows(sequence, [5] * width, history, [Head.EXACT] * width, GREEDY)
+
+
+def continuation(backend: Backend, sequence: int, ids: Sequence[int], policy: Policy, tokens: int) -> Decoder:
     """Write on behind a history, in a fork of the sequence."""
-    own = engine.backend.fork(sequence, len(ids) - 1)
-    state = State(own, Sampling(), ids.copy(), len(ids), materialized=len(ids) - 1)
+    own = backend.fork(sequence, len(ids) - 1)
+    state = State(own, Sampling(), list(ids), len(ids), materialized=len(ids) - 1)
     decoder = Decoder(state, policy, len(ids) + tokens, frozenset())
-    decoder.start(engine.backend)
+    decoder.start(backend)
     while decoder.finish is None:
-        advance(engine.backend, [decoder])
-    engine.backend.close(own)
+        advance(backend, [decoder])
+    backend.close(own)
     return decoder
+
+
+def tokens_per_iteration(
+    backend: Backend, sequence: int, ids: Sequence[int], options: argparse.Namespace
+) -> list[float]:
+    """With drafts that see all and with windowed ones; checks that both write the autoregressive text."""
+    size = options.block_size
+    policies = [
+        make_policy("autoregressive", 1),
+        Policy("full", size, Verify.ALWAYS),
+        Policy("windowed", size, Verify.ALWAYS, window=WINDOW),
+    ]
+    decoders = [continuation(backend, sequence, ids, each, options.tokens) for each in policies]
+    if len({tuple(each.state.committed) for each in decoders}) > 1:
+        raise SystemExit(f"MISMATCH at history {len(ids) - 1}")
+    return [each.stats.mean_acceptance_length for each in decoders[1:]]
+
+
+def fill(backend: Backend, sequence: int, tokens: Sequence[int], length: int) -> None:
+    """Make the history ``length`` positions long."""
+    if hasattr(backend, "reserve"):  # the CUDA backend: whatever K/V lie there do
+        backend.reserve(sequence, length + MARGIN)
+        backend.sequence(sequence).length = length  # type: ignore[attr-defined]
+    else:
+        backend.prefill(sequence, tokens[backend.length(sequence) : length])
+
+
+def report(history: int, times: Sequence[float], first: float, rates: Sequence[float]) -> None:
+    """One line."""
+    full, windowed, verify, again = times
+    saved = (full + verify - windowed - again) / (full + verify)
+    line = f"{history:8}  {full:8.2f}  {windowed:8.2f}  {windowed / first:12.2f}  {verify:9.2f}  {saved:6.0%}"
+    print(line + "".join(f"  {rate:8.2f}" for rate in rates), flush=True)
+
+
+def run_text(loaded: Checkpoint, backend: Backend, options: argparse.Namespace) -> None:
+    """Real text; times are those of the first place, tokens an iteration the mean over places."""
+    longest, first = max(options.history), 0.0
+    ids = Tokenizer(loaded.path, loaded.config.vocab_size).encode(Path(options.text).read_text(encoding="utf-8"))
+    if len(ids) < options.places * (longest + 1):
+        raise SystemExit(f"{options.text}: {len(ids)} tokens, {options.places * (longest + 1)} needed")
+    starts = [place * (len(ids) - longest - 1) // max(options.places - 1, 1) for place in range(options.places)]
+    sequences = [backend.open() for _ in starts]
+    for history in options.history:
+        rates = []
+        for start, sequence in zip(starts, sequences, strict=True):
+            backend.prefill(sequence, ids[start + backend.length(sequence) : start + history])
+            rates.append(tokens_per_iteration(backend, sequence, ids[start : start + history + 1], options))
+        times = pass_times(backend, sequences[0], history, options.block_size, options.repeats)
+        first = first or times[1]
+        report(history, times, first, [sum(each) / len(each) for each in zip(*rates, strict=True)])
+
+
+def run_synthetic(backend: Backend, options: argparse.Namespace) -> None:
+    """Times only."""
+    sequence, first = backend.open(), 0.0
+    tokens = [5 + index % 1000 for index in range(max(options.history))]
+    for history in options.history:
+        fill(backend, sequence, tokens, history)
+        times = pass_times(backend, sequence, history, options.block_size, options.repeats)
+        first = first or times[1]
+        report(history, times, first, ())
+
+
+def cut(loaded: Checkpoint, layers: int | None, positions: int) -> Checkpoint:
+    """The model with its first layers only, and with room for so many positions."""
+    config = replace(loaded.config, num_layers=layers or loaded.config.num_layers, max_position=positions)
+    return Checkpoint(loaded.path, config, {name: loaded.tensors[name] for name in tensor_specs(config)})
 
 
 def run(options: argparse.Namespace) -> None:
     """Print one line a history."""
-    engine = Engine.load(options.model, backend=options.backend, threads=options.threads)
-    text = engine.tokenizer.encode(Path(options.text).read_text(encoding="utf-8")[: 8 * max(options.history)])
-    policies = {
-        "autoregressive": make_policy("autoregressive", 1),
-        "full": Policy("full", options.block_size, Verify.ALWAYS),
-        "windowed": Policy("windowed", options.block_size, Verify.ALWAYS, window=WINDOW),
-    }
-    sequence, done = engine.backend.open(), 0
-    print("history  draft ms full  windowed   tokens per iteration full  windowed")
-    for history in options.history:
-        ids = text[: history + 1]
-        engine.backend.prefill(sequence, ids[done:history])
-        done = history
-        times = draft_times(engine, sequence, ids, options.block_size, options.repeats)
-        decoders = {name: continuation(engine, sequence, ids, each, options.tokens) for name, each in policies.items()}
-        if len({tuple(each.state.committed) for each in decoders.values()}) > 1:
-            raise SystemExit(f"MISMATCH at history {history}")
-        rates = [decoders[name].stats.mean_acceptance_length for name in ("full", "windowed")]
-        print(f"{history:7}  {times[None]:13.2f}  {times[WINDOW]:8.2f}  {rates[0]:25.2f}  {rates[1]:8.2f}", flush=True)
+    loaded = checkpoint.read(options.model or shipped_model())
+    positions = max(loaded.config.max_position, max(options.history) + MARGIN)
+    if not options.text:
+        loaded = cut(loaded, options.layers, positions)
+    backend = load_backend(options.backend, loaded, threads=options.threads, context=loaded.config.max_position)
+    names = ["history", "draft ms", "windowed", "÷ the first's", "verify ms", "saved"]
+    print("  ".join(names) + ("  tokens an iteration: full, windowed" if options.text else ""), flush=True)
+    if options.text:
+        run_text(loaded, backend, options)
+    else:
+        run_synthetic(backend, options)
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--text", required=True, help="a long text file")
-    parser.add_argument("--history", type=int, nargs="+", default=[1000, 4000, 7500], help="ascending")
+    parser.add_argument("--text", help="a long text file")
+    parser.add_argument("--history", type=int, nargs="+", default=[1000, 4000, 8000], help="ascending")
+    parser.add_argument("--places", type=int, default=1, help="stretches of the text to continue")
+    parser.add_argument("--layers", type=int, help="without --text: run so many layers only")
     parser.add_argument("--model", help="checkpoint folder; default: the shipped model")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--block-size", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=9)
     return parser.parse_args()
 
 

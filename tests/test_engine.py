@@ -14,6 +14,8 @@ import pytest
 from conftest import DATA, END, make_backend, make_engine, random_checkpoint, tiny_config, why_unavailable
 from numpy.typing import NDArray
 
+from bitmtp.backends.base import Workload
+from bitmtp.backends.reference import ReferenceBackend
 from bitmtp.decoding.decoder import Decoder, Finish, Source, advance
 from bitmtp.decoding.policies import make_policy
 from bitmtp.decoding.state import State
@@ -437,3 +439,25 @@ def test_a_trained_model_writes_the_same_text_faster() -> None:
     for found, expected in zip(drafted, baseline, strict=True):
         check_same_text(found, expected)
     assert sum(result.num_tokens for result in drafted) > 1.5 * sum(sum(r.acceptance_histogram) for r in drafted)
+
+
+def test_the_backend_makes_ready_before_a_text_begins(tokenizer_folder: Path) -> None:
+    calls: list[Any] = []
+
+    class Noting(ReferenceBackend):
+        def prepare(self, workload: Workload) -> None:
+            calls.append(workload)
+
+        def step(self, *arguments: Any, **options: Any) -> Any:
+            calls.append("pass")
+            return super().step(*arguments, **options)
+
+    made = random_checkpoint(tiny_config())
+    engine = Engine(Noting(made), Tokenizer(tokenizer_folder, made.config.vocab_size), made.config.max_position)
+    engine.generate(Request(PROMPTS[0], 3, make_policy("auto", 8), Sampling(1.0, top_k=5)))
+    first = calls.index(Workload(filtered=True, shaped=True))
+    assert calls[first + 1 :] == ["pass"] * (len(calls) - first - 1)
+    calls.clear()
+    engine.generate_batch([Request(PROMPTS[0], 3), Request(PROMPTS[1], 3, sampling=Sampling(presence_penalty=0.5))])
+    assert calls[:2] == [Workload(several=True), Workload(several=True, filtered=True)]
+    assert set(calls[2:]) == {"pass"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bitmtp import checkpoint
 from bitmtp.backends import load_backend
-from bitmtp.backends.base import Backend
+from bitmtp.backends.base import Backend, PreparedBackend, Workload
 from bitmtp.config import ModelConfig
 from bitmtp.decoding.chooser import AdaptiveShaper
 from bitmtp.decoding.costs import Tuning, measure_costs
@@ -69,6 +69,7 @@ class Result:
     acceptance_histogram: list[int]
     num_spec_steps: int
     passes: int
+    graph_replays: int
     tokens_per_pass: float
     ttft_ms: float
     tpot_ms: float
@@ -83,6 +84,10 @@ class Result:
     def drafts_rejected(self) -> bool:
         """Drafting was tried in earnest and next to nothing was accepted."""
         return self.num_spec_steps >= 8 and self.draft_acceptance_rate < 0.02
+
+
+def _workload(policy: Policy, sampling: Sampling, several: bool = False) -> Workload:
+    return Workload(several, sampling.filtered, policy.shaped)
 
 
 class Generation:
@@ -125,6 +130,7 @@ class Generation:
 
     def __iter__(self) -> Iterator[Chunk]:
         backend = self._engine.backend
+        self._engine.prepare(_workload(self.decoder.policy, self.decoder.state.sampling))
         resident = can_reside(backend, self.decoder)
         yield from self.start()
         if resident and self.decoder.finish is None:
@@ -151,6 +157,7 @@ class Generation:
             acceptance_histogram=stats.acceptance_histogram(decoder.policy.block_size),
             num_spec_steps=stats.num_spec_steps,
             passes=stats.passes,
+            graph_replays=stats.graph_replays,
             tokens_per_pass=stats.tokens_per_pass,
             ttft_ms=max(self._first - self._begun, 0.0) * 1e3,
             tpot_ms=seconds / later * 1e3 if later else 0.0,
@@ -222,6 +229,10 @@ class Engine:
             self._tuning = Tuning(measure_costs(self.backend, self.context))
         return self._tuning
 
+    @tuning.setter
+    def tuning(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+
     @classmethod
     def load(
         cls,
@@ -230,6 +241,7 @@ class Engine:
         backend: str = "auto",
         threads: int | None = None,
         context: int | None = None,
+        draft_head: str = "exact",
         tuning: Tuning | None = None,
     ) -> Engine:
         """Load a checkpoint folder (None: the model that ships with the package).
@@ -238,6 +250,8 @@ class Engine:
             backend: ``auto``, ``cpu``, ``cuda`` or ``reference``.
             threads: None: one per core.
             context: longest prompt and text together; None: what the model was made for.
+            draft_head: what provisional drafts multiply with: ``exact``, ``int8``, ``int4`` or ``ternary``
+                (:class:`bitmtp.backends.weights.DraftHead`).
             tuning: as of :class:`Engine`.
 
         Raises:
@@ -251,12 +265,18 @@ class Engine:
             raise RequestError(f"context is {context}; this model allows 2 to {longest}")
         tokenizer = Tokenizer(loaded.path, loaded.config.vocab_size)
         length = context or longest
-        return cls(load_backend(backend, loaded, threads=threads, context=length), tokenizer, length, tuning)
+        loaded_backend = load_backend(backend, loaded, threads=threads, context=length, draft_head=draft_head)
+        return cls(loaded_backend, tokenizer, length, tuning)
 
     @property
     def config(self) -> ModelConfig:
         """The model's shape."""
         return self.backend.config
+
+    def prepare(self, workload: Workload) -> None:
+        """Let the backend make ready for texts that have not begun, so that none of them waits for it."""
+        if isinstance(self.backend, PreparedBackend):
+            self.backend.prepare(workload)
 
     def default_policy(self) -> Policy:
         """Speculative if the model drafts, autoregressive otherwise: lossless both."""
@@ -318,6 +338,9 @@ class Engine:
         sessions: list[Session] = []
         running: list[Generation] = []
         first: dict[tuple[int, ...], Session] = {}
+        for request in requests:
+            policy = request.policy or self.default_policy()
+            self.prepare(_workload(policy, request.sampling, several=len(requests) > 1))
         try:
             for request in requests:
                 ids = tuple(self.encode(request))

@@ -69,6 +69,12 @@ class Sampling:
         """Whether the tokens seen so far change the logits."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
+    @property
+    def filtered(self) -> bool:
+        """Whether anything besides the temperature changes what may be chosen."""
+        filters = self.temperature and (self.top_k or self.top_p < 1 or self.min_p)
+        return bool(filters or self.penalised or self.logit_bias)
+
 
 def _no_ids() -> Int32:
     return np.empty(0, np.int32)

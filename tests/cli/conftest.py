@@ -47,6 +47,14 @@ def bitmtp(capfd: pytest.CaptureFixture[str]) -> Command:
     return command
 
 
+@pytest.fixture(autouse=True)
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of settings: no profile of the machine's user decides what a test does."""
+    folder = tmp_path / "settings"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    return folder
+
+
 @pytest.fixture
 def model_flags(tiny_model: Path) -> list[str]:
     """Flags that choose the tiny model on the reference backend."""

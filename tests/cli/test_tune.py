@@ -48,6 +48,31 @@ def test_writes_a_profile(
     assert "leave --policy and its options out" in both.err
 
 
+def test_commands_find_what_it_wrote(
+    bitmtp: Command, model_flags: list[str], settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "BLOCK_SIZES", (2,))
+    monkeypatch.setattr(search, "BOUNDS", (0.1,))
+    monkeypatch.setattr(search, "best", lambda figures: next(each for each in figures if each.policy.name == "auto"))
+    tuned = bitmtp("tune", *model_flags, "--threads", "1", "--limit", "2", "--max-tokens", "8", "--trees")
+    assert tuned.code == 0
+    assert "Trees that no other beats" in tuned.out
+    (file,) = (settings / "bitmtp").iterdir()
+    profile = Profile.read(file)
+    assert profile.tuning is not None
+    assert profile.trees is not None
+    assert profile.acceptance is not None
+
+    text = ("generate", "One", *model_flags, "--max-tokens", "4", "--json")
+    assert '"auto"' in bitmtp(*text).out
+    assert '"speculative"' in bitmtp(*text, "--policy", "speculative").out, "an option counts for more"
+    file.write_text(file.read_text(encoding="utf-8").replace(profile.model, "another"), encoding="utf-8")
+    stale = bitmtp(*text)
+    assert stale.code == 0
+    assert '"speculative"' in stale.out
+    assert "is not used: this profile was made for model another" in stale.err
+
+
 def test_errors(bitmtp: Command, model_flags: list[str], tmp_path: Path) -> None:
     ran = bitmtp("tune", *model_flags, "--output", tmp_path / "none" / "profile.json")
     assert ran.code == 2

@@ -83,7 +83,7 @@ class ScriptedBackend:
                 return self._exact(path, top)
             assert row.window is not None, "a cheap head for an anchor that is checked later"
             return self._guess(path, 0, top)
-        assert row.head is Head.DRAFT
+        assert row.head is (Head.EXACT if row.window is None else Head.DRAFT)
         depth = -row.token
         assert [other.token for other in seen[-depth:]] == [-d for d in range(1, depth + 1)]
         return self._guess(path, depth, top)

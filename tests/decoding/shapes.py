@@ -42,9 +42,13 @@ class RandomShaper:
         self.heard: list[tuple[int, int, int]] = []
         self._luck = random.Random(seed)
 
-    def draft(self, room: int, history: int) -> Draft:  # noqa: ARG002
-        """Any block, seeing all or little."""
+    def draft(self, text: Sequence[int], room: int, history: int) -> Draft:  # noqa: ARG002
+        """Any block, seeing all or little; or any copy."""
         luck = self._luck
+        if room > 1 and luck.random() < 0.2:
+            self.used.add("copied")
+            start, most = luck.randrange(len(text)), luck.randint(1, room - 1)
+            return Draft(1, copied=tuple(Guess((token,), (0.5,)) for token in text[start:][:most]))
         window = Window(luck.randint(0, 2), luck.randint(1, 4)) if luck.random() < 0.3 else None
         return Draft(luck.randint(1, self.block_size), window)
 

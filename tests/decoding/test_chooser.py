@@ -11,8 +11,9 @@ from scripted import ScriptedBackend
 from test_decoder import PROMPT, make_decoder, run
 
 from bitmtp.backends.base import Output
-from bitmtp.decoding.chooser import WINDOW, AdaptiveShaper, verify_gains
+from bitmtp.decoding.chooser import AdaptiveShaper
 from bitmtp.decoding.costs import Calibration, CostTable, Tuning
+from bitmtp.decoding.plans import WINDOW, verify_gains
 from bitmtp.decoding.policies import make_policy
 from bitmtp.decoding.shaper import Verified
 from bitmtp.decoding.topology import Kind, Topology
@@ -99,13 +100,13 @@ def test_nothing_reaches_beyond_the_limit() -> None:
     assert isinstance(shape, Topology)
     assert shape.depth == 2
     assert shaper_of(CHEAP).judge(sure, True, 1, 100) == 1
-    assert shaper_of(CHEAP).draft(3, 100).size <= 3
+    assert shaper_of(CHEAP).draft([1], 3, 100).size <= 3
 
 
 def test_windows_once_the_history_is_long() -> None:
-    steep = CostTable((1, 8), (3.7, 7.4), per_position=(0.0, 0.001))
-    assert shaper_of(steep).draft(50, 500).window is None
-    long = shaper_of(steep).draft(50, 30_000)
+    steep = CostTable((1, 8), (3.7, 7.4), per_position=(0.002, 0.0002))
+    assert shaper_of(steep).draft([1], 50, 500).window is None
+    long = shaper_of(steep).draft([1], 50, 30_000)
     assert long.size > 1
     assert long.window == WINDOW
 
@@ -114,7 +115,7 @@ def test_windows_whose_drafts_fall_are_given_up() -> None:
     shaper = shaper_of(CostTable((1, 8), (3.7, 7.4), per_position=(0.001, 0.0001)))
     drafts = []
     for _ in range(40):
-        drafts.append(shaper.draft(50, 8000))
+        drafts.append(shaper.draft([1], 50, 30_000))
         stood = drafts[-1].window is None
         shaper.learn(
             [Output(1, 0.5, 1.0)] * (5 if stood else 1), [Verified(1, 0.8, stood)] * (4 if stood else 1), [6, 6]
@@ -129,7 +130,7 @@ def test_entropy_shortens_the_next_draft() -> None:
         shaper = shaper_of(USUAL)
         for _ in range(4):
             shaper.learn([Output(1, 0.5, entropy)], [], [1])
-        sizes.append(shaper.draft(50, 100).size)
+        sizes.append(shaper.draft([1], 50, 100).size)
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[-1] == 1
 
@@ -140,7 +141,7 @@ def test_what_stands_lengthens_it() -> None:
         shaper = shaper_of(USUAL)
         for _ in range(6):
             shaper.learn([Output(1, 0.5, 1.0)] * 3, [Verified(1, 0.8, stood)] * (3 if stood else 1), [4, 4])
-        sizes.append(shaper.draft(50, 100).size)
+        sizes.append(shaper.draft([1], 50, 100).size)
     assert sizes[0] > sizes[1]
 
 
@@ -161,7 +162,7 @@ def test_gains_of_drafts(acceptance: float) -> None:
 
 
 def test_the_next_draft_rides_along_where_rows_are_cheap() -> None:
-    sure = guesses([1.0], [0.99], [0.99], [0.99])
+    sure = guesses([1.0], *[[0.99]] * 9)
     shaper = shaper_of(CHEAP)
     for _ in range(20):  # a text whose tokens are cheap: the time of a pass buys several
         shaper.learn([Output(1, 0.9, 0.1)] * 10, [Verified(1, 0.9, True)] * 8, [8, 8])
@@ -191,11 +192,54 @@ def test_the_text_tells_of_what_was_not_verified() -> None:
             assert shaper.judge(guesses([1.0], [0.01]), True, 50, 100) == 1
             shaper.learn([Output(9, 0.5, 1.0)], [], [4])
             shaper.learn([Output(came, 0.5, 1.0)], [], [1])
-        sizes.append(shaper.draft(50, 100).size)
+        sizes.append(shaper.draft([1], 50, 100).size)
     assert sizes[0] > sizes[1]
 
 
 def test_sampled_texts_begin_with_shorter_drafts() -> None:
-    sizes = [AdaptiveShaper(POLICY, Tuning(USUAL), temperature).draft(50, 100).size for temperature in (0.0, 0.5, 1.0)]
+    tuning = Tuning(USUAL)
+    sizes = [AdaptiveShaper(POLICY, tuning, heat).draft([1], 50, 100).size for heat in (0.0, 0.5, 1.0)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[-1]
+
+
+def test_a_text_that_repeats_itself_is_copied() -> None:
+    text = list(range(20)) * 3
+    draft = shaper_of(USUAL).draft(text, 50, 60)
+    assert [guess.tokens[0] for guess in draft.copied] == [index % 20 for index in range(len(draft.copied))]
+    assert len(draft.copied) > 8
+    assert len(shaper_of(USUAL).draft(text, 5, 60).copied) <= 4, "the verifier's own token needs room as well"
+    assert not shaper_of(USUAL).draft(list(range(60)), 50, 60).copied
+
+
+def test_copies_that_fall_are_given_up() -> None:
+    shaper, text = shaper_of(USUAL), list(range(5)) * 10
+    lengths = []
+    for _ in range(12):
+        draft = shaper.draft(text, 50, 50)
+        lengths.append(len(draft.copied))
+        if draft.copied:
+            fell = Verified(1, draft.copied[0].probabilities[0], stood=False)
+            shaper.learn([Output(1, 0.5, 1.0)], [fell], [1 + lengths[-1]])
+        else:
+            shaper.learn([Output(1, 0.5, 1.0)] * 4, [Verified(1, 0.8, True)] * 3, [4, 4])
+    assert lengths[0] > lengths[-1]
+
+
+def test_copies_need_no_draft_pass() -> None:
+    class Looping(ScriptedBackend):
+        """Writes the same seven tokens over and over."""
+
+        def next_token(self, path: Sequence[int]) -> int:
+            return len(path) % 7
+
+    backend = Looping(1, vocab_size=50, skill=0.0)
+    decoder = make_decoder(backend, [0], POLICY, 200, shaper=shaper_of(USUAL))
+    assert run(decoder, backend) == backend.continuation([0], 200)
+    assert decoder.stats.copied > 5
+    assert decoder.stats.tokens_per_pass > 5
+
+
+def test_second_choices_are_asked_for_where_rows_are_cheap() -> None:
+    assert shaper_of(CHEAP).ranks > 1
+    assert shaper_of(USUAL).ranks == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitmtp.backends.base import Window
+from bitmtp.decoding.costs import Calibration
 from bitmtp.decoding.policies import POLICIES, make_policy
 from bitmtp.decoding.policy import (
     Decision,
@@ -137,3 +139,13 @@ def test_shapes_need_every_draft_verified(field: dict[str, Any], verify: Verify)
 )
 def test_the_defaults_fit_every_model(name: str, block_size: int) -> None:
     assert make_policy(name, block_size).block_size <= block_size
+
+
+def test_calibrated_probabilities_are_compared_with_tau() -> None:
+    modest = Calibration((0.5, 1.0), (0.0, 1.0))  # the first mask's odds are squared, the second's raised by e
+    assert confident_prefix([0.1, 0.8, 0.8], 0.9) == 1
+    assert confident_prefix([0.1, 0.8, 0.8], 0.9, modest) == 3
+    assert confident_prefix([0.1, 0.8, 0.7], 0.9, modest) == 2
+    policy = Policy("confidence", 8, Verify.NEVER, tau=0.9, calibration=modest)
+    assert decide(policy, [0.5, 0.8, 0.8], 9).commit == 3
+    assert decide(replace(policy, calibration=None), [0.5, 0.8, 0.8], 9).commit == 1

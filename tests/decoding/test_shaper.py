@@ -14,7 +14,7 @@ GUESSES = [Guess((1,), (0.2,)), Guess((2, 3), (0.5, 0.4)), Guess((4, 5), (0.5, 0
 
 def test_a_chain_down_to_the_bound() -> None:
     shaper = FixedShaper(make_policy("speculative", 8, verify_bound=0.3))
-    assert shaper.draft(50, 100) == Draft(8)
+    assert shaper.draft([1], 50, 100) == Draft(8)
     assert shaper.judge(GUESSES, True, 50, 100) == chain(2)
     assert shaper.judge(GUESSES, True, 1, 100) == 1
     assert shaper.judge(GUESSES[:1], True, 50, 100) == 1
@@ -44,5 +44,5 @@ def test_a_tree_down_to_the_bound() -> None:
 
 def test_a_window_once_it_hides_something() -> None:
     shaper = FixedShaper(Policy("window", 8, Verify.ALWAYS, window=Window(4, 16)))
-    assert shaper.draft(50, 20) == Draft(8)
-    assert shaper.draft(50, 21) == Draft(8, Window(4, 16))
+    assert shaper.draft([1], 50, 20) == Draft(8)
+    assert shaper.draft([1], 50, 21) == Draft(8, Window(4, 16))

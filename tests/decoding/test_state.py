@@ -30,7 +30,7 @@ def test_rows_of_a_draft_pass() -> None:
     assert [row.token for row in rows] == [9, 3, -1, -2, -3]
     assert [row.position for row in rows] == [3, 4, 5, 6, 7]
     assert [row.visible for row in rows] == [0b1, 0b11, 0b111, 0b1111, 0b11111]
-    assert [row.head for row in rows] == [Head.NONE, Head.EXACT, Head.DRAFT, Head.DRAFT, Head.DRAFT]
+    assert [row.head for row in rows] == [Head.NONE, *[Head.EXACT] * 4]
     assert {row.sequence for row in rows} == {7}
     assert all(row.window is None for row in rows)
 
@@ -54,7 +54,7 @@ def test_rows_of_a_tree_behind_pending_tokens() -> None:
     assert [row.token for row in rows] == [6, 7, 8, 9, -1, -2]
     assert [row.position for row in rows] == [1, 2, 3, 3, 4, 5]
     assert [row.visible for row in rows] == [0b1, 0b11, 0b111, 0b1011, 0b11011, 0b111011]
-    assert [row.head for row in rows] == [Head.EXACT] * 4 + [Head.DRAFT] * 2
+    assert [row.head for row in rows] == [Head.EXACT] * 6
 
 
 def test_rows_of_a_provisional_draft() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bitmtp.decoding.costs import Calibration, CostTable, Tuning
 from bitmtp.errors import ConfigError
 from bitmtp.tuning.profile import Profile
 
@@ -52,6 +53,20 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
     (tmp_path / "less.json").write_text('{"model": "a"}', encoding="utf-8")
     with pytest.raises(ConfigError, match="not a profile"):
         Profile.read(tmp_path / "less.json")
+
+
+def test_lossy_policies_are_calibrated(tmp_path: Path) -> None:
+    tuning = Tuning(CostTable((1, 8), (1.0, 2.0)), Calibration((0.5,), (1.0,)))
+    profile = replace(
+        PROFILE, policy="confidence", verify_bound=None, tau=0.9, tuning=tuning, trees=[], acceptance=[[0.5]]
+    )
+    profile.write(tmp_path / "profile.json")
+    assert Profile.read(tmp_path / "profile.json") == profile
+    assert profile.make_policy(16).calibration == tuning.calibration
+    assert replace(PROFILE, tuning=tuning).make_policy(16).calibration is None
+    (tmp_path / "bad.json").write_text(json.dumps({"tuning": {"costs": {}}}), encoding="utf-8")
+    with pytest.raises(ConfigError, match="not a tuning"):
+        Profile.read(tmp_path / "bad.json")
 
 
 def test_another_model_is_refused() -> None:

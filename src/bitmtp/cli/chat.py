@@ -24,8 +24,9 @@ def chat(*, model: ModelOptions, decoding: PolicyOptions, text: TextOptions) -> 
         raise RequestError(
             "a chat needs the chat template; use `bitmtp generate --no-chat-template` to continue a text"
         )
-    engine = model.load()
-    policy = decoding.make(engine.config.block_size, model.model)
+    profile = decoding.find_profile(model)
+    engine = model.load(profile)
+    policy = decoding.make(engine.config.block_size, profile)
     interactive = sys.stdin.isatty() and sys.stdout.isatty() and not text.as_json
     messages, writer = text.messages(), make_writer(text.as_json)
     with engine.session() as session:

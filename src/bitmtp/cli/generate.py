@@ -27,10 +27,11 @@ def generate(
 ) -> None:
     """Write a text from PROMPT."""
     given = _prompt(prompt)
-    engine = model.load()
+    profile = decoding.find_profile(model)
+    engine = model.load(profile)
     writer = make_writer(text.as_json)
     with engine.session() as session:
-        request = text.request(_wrap(engine, text, given), decoding.make(engine.config.block_size, model.model))
+        request = text.request(_wrap(engine, text, given), decoding.make(engine.config.block_size, profile))
         result = write_answer(session.generate(request), writer)
     if was_interrupted(result):
         raise typer.Exit(130)

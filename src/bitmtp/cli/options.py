@@ -7,17 +7,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from typer import Option
 
-from bitmtp.errors import RequestError
+from bitmtp.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from bitmtp.decoding.policy import Policy
     from bitmtp.engine import Engine, Request
     from bitmtp.sampling import Sampling
     from bitmtp.tokenizer import Message
+    from bitmtp.tuning.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +30,26 @@ class ModelOptions:
     backend: Annotated[str, Option(help="auto, cpu, cuda or reference.")] = "auto"
     threads: Annotated[int | None, Option(min=1, help="Threads; default: one per core.")] = None
     context: Annotated[int | None, Option(help="Longest prompt and text together; default: the model's.")] = None
+    draft_head: Annotated[
+        str, Option(help="Head of provisional drafts: exact, int8, int4 or ternary (cuda and reference).")
+    ] = "exact"
 
-    def load(self) -> Engine:
-        """Load the model.
+    def load(self, profile: Profile | None = None) -> Engine:
+        """Load the model; a profile spares it measuring what passes cost.
 
         Raises:
             BitMTPError: as :meth:`bitmtp.engine.Engine.load`.
         """
         from bitmtp.engine import Engine
 
-        return Engine.load(self.model, backend=self.backend, threads=self.threads, context=self.context)
+        return Engine.load(
+            self.model,
+            backend=self.backend,
+            threads=self.threads,
+            context=self.context,
+            draft_head=self.draft_head,
+            tuning=None if profile is None else profile.tuning,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +67,42 @@ class PolicyOptions:
     ] = None
 
     profile: Annotated[
-        str | None, Option(metavar="FILE", help="Take policy and options from what `bitmtp tune` wrote.")
+        str | None,
+        Option(metavar="FILE", help="Decode as `bitmtp tune` found best; default: what it wrote for this model."),
     ] = None
 
-    def make(self, model_block_size: int, model: str | None) -> Policy:
-        """The policy for a model.
+    def find_profile(self, model: ModelOptions) -> Profile | None:
+        """What ``bitmtp tune`` wrote: into the file given, or, for the same ``--model`` and ``--backend``, where it
+        writes by itself.
 
-        Args:
-            model: its folder; None: the shipped one.
+        Raises:
+            ConfigError: the file given is none, or another model's.
+        """
+        from bitmtp.models import shipped_model
+        from bitmtp.tuning.profile import usual_place
+
+        folder = model.model or shipped_model()
+        if self.profile is not None:
+            return _read_profile(self.profile, folder)
+        usual = usual_place(folder, model.backend)
+        try:
+            return _read_profile(usual, folder) if usual.exists() else None
+        except ConfigError as error:
+            print(f"bitmtp: note: {usual} is not used: {error}", file=sys.stderr)
+            return None
+
+    def make(self, model_block_size: int, profile: Profile | None) -> Policy:
+        """The policy for a model: as these options say, else as the profile does, else speculative.
 
         Raises:
             RequestError: unknown, or an option has no meaning under it.
-            ConfigError: the profile is none, or another model's.
         """
         from bitmtp.decoding.policies import make_policy
 
-        if self.profile is not None:
-            return self._from_profile(model_block_size, model)
+        if self.profile is not None and self != PolicyOptions(profile=self.profile):
+            raise RequestError("--profile says how to decode; leave --policy and its options out")
+        if profile is not None and self == PolicyOptions(profile=self.profile):
+            return profile.make_policy(model_block_size)
         policy = make_policy(
             self.policy or ("speculative" if model_block_size > 1 else "autoregressive"),
             model_block_size,
@@ -86,17 +117,14 @@ class PolicyOptions:
             )
         return policy
 
-    def _from_profile(self, model_block_size: int, model: str | None) -> Policy:
-        from bitmtp.benchmark.records import model_fingerprint
-        from bitmtp.models import shipped_model
-        from bitmtp.tuning.profile import Profile
 
-        assert self.profile is not None
-        if self != PolicyOptions(profile=self.profile):
-            raise RequestError("--profile says how to decode; leave --policy and its options out")
-        profile = Profile.read(self.profile)
-        profile.check(model_fingerprint(model or shipped_model()))
-        return profile.make_policy(model_block_size)
+def _read_profile(file: str | Path, model: str | Path) -> Profile:
+    from bitmtp.benchmark.records import model_fingerprint
+    from bitmtp.tuning.profile import Profile
+
+    profile = Profile.read(file)
+    profile.check(model_fingerprint(model))
+    return profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +17,9 @@ from bitmtp.cli.options import ModelOptions, PolicyOptions, with_options
 from bitmtp.errors import BitMTPError, ConfigError
 
 if TYPE_CHECKING:
+    from bitmtp.decoding.policy import Policy
     from bitmtp.server.options import ServerOptions
+    from bitmtp.tuning.profile import Profile
 
 KEYS_VARIABLE = "BITMTP_API_KEYS"
 
@@ -53,32 +57,36 @@ def serve(
     """Serve the model over HTTP as OpenAI's API does, and a page to watch it draft."""
     # A client that goes away must not end the server, as it ends the other commands.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    options = _options(model, decoding, limits, name, api_key_file, cors_origin, log_prompts)
+    profile = decoding.find_profile(model)
+    policy = partial(decoding.make, profile=profile)
+    options = _options(model, policy, limits, name, api_key_file, cors_origin, log_prompts)
     if replicas > 1:
-        _serve_replicas(model, options, replicas, host, port)
+        _serve_replicas(model, profile, options, replicas, host, port)
         return
     from bitmtp.server import host as hosting
     from bitmtp.server.app import create_app
 
     sockets = hosting.listen(host, port)  # before the model is loaded: a port in use is reported at once
-    app = create_app(model.load(), options)
+    app = create_app(model.load(profile), options)
     print(f"bitmtp: {options.model_name} at http://{host}:{port}", file=sys.stderr)
     hosting.make_server(app, options, lambda: app.state.scheduler.stop(options.grace)).run(sockets)
 
 
-def _serve_replicas(model: ModelOptions, options: ServerOptions, replicas: int, host: str, port: int) -> None:
+def _serve_replicas(
+    model: ModelOptions, profile: Profile | None, options: ServerOptions, replicas: int, host: str, port: int
+) -> None:
     try:
         from bitmtp.server.replicas import serve_replicas
     except ModuleNotFoundError as error:
         raise BitMTPError(f"{error.name} is not installed; install the extra: pip install 'bitmtp[ray]'") from None
     share = model.threads or max((os.cpu_count() or 1) // replicas, 1)
     print(f"bitmtp: {options.model_name} at http://{host}:{port}, {replicas} replicas are starting", file=sys.stderr)
-    serve_replicas(replace(model, threads=share).load, options, replicas, host, port)
+    serve_replicas(partial(replace(model, threads=share).load, profile), options, replicas, host, port)
 
 
 def _options(
     model: ModelOptions,
-    decoding: PolicyOptions,
+    policy: Callable[[int], Policy],
     limits: LimitOptions,
     name: str | None,
     api_key_file: str | None,
@@ -97,7 +105,7 @@ def _options(
     folder = Path(model.model) if model.model is not None else shipped_model()
     return ServerOptions(
         model_name=name or folder.resolve().name,
-        policy=decoding.make(read_config(folder).block_size, str(folder)),
+        policy=policy(read_config(folder).block_size),
         slots=limits.slots,
         queue=limits.queue,
         draft_rows=limits.draft_rows,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -30,7 +30,11 @@ class TuneOptions:
     limit: Annotated[int, Option(min=1, help="Use the first N prompts.")] = 8
     max_tokens: Annotated[int, Option(min=8, help="Most tokens of a text.")] = 128
     lossy: Annotated[bool, Option("--lossy", help="Consider confidence and hybrid too; they change texts.")] = False
-    output: Annotated[str, Option(metavar="FILE", help="The profile to write.")] = "profile.json"
+    trees: Annotated[bool, Option("--trees", help="Also find the trees of proposals worth verifying.")] = False
+    output: Annotated[
+        str | None,
+        Option(metavar="FILE", help="The profile to write; default: where commands look for this model's."),
+    ] = None
 
 
 @with_options
@@ -38,13 +42,14 @@ def tune(*, model: ModelOptions, options: TuneOptions) -> None:
     """Find the fastest settings for a model on this machine.
 
     Measures block sizes, bounds and threads on sample prompts and writes the best into a profile; says so if drafting
-    does not pay. Only lossless settings are considered, unless --lossy is given.
+    does not pay. Only lossless settings are considered, unless --lossy is given. It also fits what a draft's
+    probabilities mean. `generate`, `chat` and `serve` then decode as the profile says, if no option says otherwise.
     """
-    if not Path(options.output).absolute().parent.is_dir():
-        raise RequestError(f"{options.output}: its folder does not exist")
+    output = _output(model, options)
     from bitmtp.tuning.search import WORTH, best, candidates, search, texts
 
     threads, engine, prompts = _choose_threads(model, options)
+    drafts = _study_drafts(engine, prompts, options)
     policies = candidates(engine.config.block_size, lossy=options.lossy)
     with progress("settings", texts(len(policies), len(prompts))) as tick:
         figures = search(engine, prompts, policies, max_tokens=options.max_tokens, tick=tick)
@@ -57,8 +62,48 @@ def tune(*, model: ModelOptions, options: TuneOptions) -> None:
             else "the model has none"
         )
         print(f"drafting does not pay here: {why}")
-    _profile(model, engine, threads, chosen).write(options.output)
-    print(f"wrote {options.output}: {policy_label(chosen.policy)}, {threads} threads")
+    replace(_profile(model, engine, threads, chosen), **drafts).write(output)
+    print(f"wrote {output}: {policy_label(chosen.policy)}, {threads} threads")
+
+
+def _output(model: ModelOptions, options: TuneOptions) -> Path:
+    from bitmtp.models import shipped_model
+    from bitmtp.tuning.profile import usual_place
+
+    if options.output is None:
+        usual = usual_place(model.model or shipped_model(), model.backend)
+        usual.parent.mkdir(parents=True, exist_ok=True)
+        return usual
+    if not Path(options.output).absolute().parent.is_dir():
+        raise RequestError(f"{options.output}: its folder does not exist")
+    return Path(options.output)
+
+
+def _study_drafts(engine: Engine, prompts: list[list[int]], options: TuneOptions) -> dict[str, Any]:
+    """What a profile says of drafts; from here on the engine knows it too."""
+    from bitmtp.tuning.drafts import RANKS, study_drafts, tree_table
+
+    if engine.config.block_size == 1:
+        return {}
+    with progress("drafts", len(prompts) + len(prompts[::2])) as tick:
+        found = study_drafts(engine, prompts, max_tokens=options.max_tokens, tick=tick)
+    engine.tuning = found.tuning
+    if not options.trees:
+        return {"tuning": found.tuning}
+    print_table(
+        "How often the token that came was the draft's own choice, its second, …, all before it having stood",
+        ["mask depth", *map(str, range(1, RANKS + 1))],
+        [[str(depth), *(f"{p:.2f}" for p in row)] for depth, row in enumerate(found.acceptance, start=1)],
+    )
+    print_table(
+        "Trees that no other beats in both tokens and cost",
+        ["rows", "depth", "tokens", "ms", "tokens/ms"],
+        [
+            [str(t.topology.width), str(t.topology.depth), f"{t.tokens:.2f}", f"{t.milliseconds:.2f}", f"{t.rate:.3f}"]
+            for t in found.trees
+        ],
+    )
+    return {"tuning": found.tuning, "acceptance": found.acceptance, "trees": tree_table(found.trees)}
 
 
 def _choose_threads(model: ModelOptions, options: TuneOptions) -> tuple[int, Engine, list[list[int]]]:

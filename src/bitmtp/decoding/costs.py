@@ -7,10 +7,11 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from statistics import median
 from typing import Any
 
-from bitmtp.backends.base import Backend, Head, Row, causal_rows, mask
+from bitmtp.backends.base import MAX_WIDTH, Backend, Head, Row, causal_rows, mask
 from bitmtp.errors import ConfigError
 from bitmtp.sampling import GREEDY
 
@@ -21,7 +22,7 @@ SHORT = 16
 _GROWTH_WIDTHS = (1, 8)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CostTable:
     """Milliseconds of a pass by its width.
 
@@ -47,14 +48,26 @@ class CostTable:
             raise ConfigError("a cost table holds a cost that is not positive")
 
     def cost(self, width: int, history: int) -> float:
-        """Milliseconds of a pass of ``width`` rows; linear between the widths measured, and beyond them."""
-        right = min(max(sum(each < width for each in self.widths), 1), len(self.widths) - 1)
-        base = self.milliseconds[0]
-        if len(self.widths) > 1:
-            (w0, w1), (c0, c1) = self.widths[right - 1 : right + 1], self.milliseconds[right - 1 : right + 1]
-            base = c0 + (c1 - c0) * (width - w0) / (w1 - w0)
+        """Milliseconds of a pass of ``width`` rows, at least 1; linear between the widths measured, and beyond them."""
         fixed, each = self.per_position
-        return base + (history - self.history) * (fixed + each * width)
+        return self.near[width] + (history - self.history) * (fixed + each * width)
+
+    @property
+    def row(self) -> float:
+        """What a further row of a narrow pass costs."""
+        return (self.near[MAX_WIDTH // 4] - self.near[1]) / (MAX_WIDTH // 4 - 1)
+
+    @cached_property
+    def near(self) -> tuple[float, ...]:
+        """Read between the entries once: every decision weighs many widths."""
+        if len(self.widths) == 1:
+            return self.milliseconds * (MAX_WIDTH + 1)
+        return tuple(self._between(width) for width in range(MAX_WIDTH + 1))
+
+    def _between(self, width: int) -> float:
+        right = min(max(sum(each < width for each in self.widths), 1), len(self.widths) - 1)
+        (w0, w1), (c0, c1) = self.widths[right - 1 : right + 1], self.milliseconds[right - 1 : right + 1]
+        return c0 + (c1 - c0) * (width - w0) / (w1 - w0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +121,22 @@ class Tuning:
             ConfigError: the text is none.
         """
         try:
-            data: Any = json.loads(text)
+            return cls.from_data(json.loads(text))
+        except ValueError as error:
+            raise ConfigError(f"not a tuning ({error})") from None
+
+    @classmethod
+    def from_data(cls, data: Any) -> Tuning:
+        """Of what JSON holds.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        try:
             kinds = {"costs": CostTable, "calibration": Calibration, "sampled": Calibration}
             parts = {name: {key: _frozen(value) for key, value in data[name].items()} for name in kinds}
             return cls(**{name: kind(**parts[name]) for name, kind in kinds.items()})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"not a tuning ({error})") from None
 
 
@@ -187,4 +211,4 @@ def _draft_rows(sequence: int, start: int, width: int, block_size: int) -> list[
     """As many plain rows as masks, so that both kinds have their share in the cost."""
     masks = min(width // 2, block_size - 1)
     tokens = [*range(width - masks), *(mask(depth) for depth in range(1, masks + 1))]
-    return causal_rows(sequence, tokens, start, [Head.EXACT] * (width - masks) + [Head.DRAFT] * masks, GREEDY)
+    return causal_rows(sequence, tokens, start, [Head.EXACT] * width, GREEDY)

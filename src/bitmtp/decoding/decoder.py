@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from bitmtp.backends.base import MAX_WIDTH, Backend, Output, Row, Window
+from bitmtp.backends.base import MAX_WIDTH, Backend, Output, Row, Window, graphs_a_pass
 from bitmtp.decoding.policy import Policy
 from bitmtp.decoding.shaper import Drafted, FixedShaper, Shaper, Verified
 from bitmtp.decoding.state import State
 from bitmtp.decoding.stats import Stats
-from bitmtp.decoding.topology import Topology
+from bitmtp.decoding.topology import Topology, chain
 from bitmtp.decoding.tree import Guess, Tree, grow, longest_path, masks
 
 
@@ -107,7 +107,10 @@ class Decoder:
             return self._drafted.tree.first(width), None
         if not self.state.generated:
             return masks(1), None
-        draft = self._shaper.draft(self._room, self.state.materialized)
+        draft = self._shaper.draft(self.state.committed, self._room, self.state.materialized)
+        if draft.copied:
+            self._drafted = self._draft(chain(len(draft.copied)), draft.copied, None, copied=True)
+            return self._drafted.tree.first(width), None
         size = max(min(draft.size, self._room, width + 1), 1)
         return masks(size), draft.window if size > 1 else None
 
@@ -121,6 +124,7 @@ class Decoder:
             self.state.materialized += len(outputs)
             return []
         self.stats.passes += 1
+        self.stats.graph_replays += graphs_a_pass(backend)
         self._widths.append(len(outputs))
         if self._drafted is not None:
             return self._accept(backend, self._drafted, chosen)
@@ -160,9 +164,10 @@ class Decoder:
         legal = state.accepts([output.token for output in outputs])
         return [Guess.of(output, start + index, state.sampling) for index, output in enumerate(outputs[:legal])]
 
-    def _draft(self, shape: Topology, guesses: Sequence[Guess], known: Output | None) -> Drafted:
-        tree = grow(shape, guesses, lambda path: self.state.accepts(path) == len(path))
-        return Drafted(tree, tuple(guesses), known)
+    def _draft(self, shape: Topology, guesses: Sequence[Guess], known: Output | None, copied: bool = False) -> Drafted:
+        state = self.state
+        tree = grow(shape, guesses, None if state.grammar is None else lambda path: state.accepts(path) == len(path))
+        return Drafted(tree, tuple(guesses), known, copied)
 
     def _accept(self, backend: Backend, drafted: Drafted, outputs: Sequence[Output]) -> list[Token]:
         """After a verify pass: the longest path that the text follows, then the verifier's own token."""
@@ -180,6 +185,7 @@ class Decoder:
         backend.materialize(self.state.sequence, [*range(pending), *(pending + index for index in path)])
         self._drafted = None
         self._iterate(kept, pending + len(path), True, tree.shape.depth - (drafted.known is not None), verified)
+        self.stats.copied += drafted.copied
         self.stats.ahead += tree.shape.drafts
         if self.finish is None and path and (block := tree.block(path[-1])):
             self.stats.ahead_used += 1

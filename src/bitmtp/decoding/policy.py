@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bitmtp.backends.base import Window
+from bitmtp.decoding.costs import Calibration, sigmoid
 from bitmtp.decoding.topology import Topology
 from bitmtp.errors import RequestError
 
@@ -27,6 +28,8 @@ class Policy:
         block_size: proposals per draft pass, D; 1 drafts nothing.
         verify: when to run a verify pass.
         tau: a proposal is confident if its probability is at least this.
+        calibration: what makes of a proposal's probability the chance that it stands, for ``tau`` to be compared with;
+            None: it is taken as it is.
         min_prefix: under ``if_short``, a confident prefix shorter than this is verified instead of committed.
         verify_bound: of the proposals, only those whose joint probability is at least this are verified.
         topology: what is verified, at most; None: the chain of the draft's own choices.
@@ -46,6 +49,7 @@ class Policy:
     topology: Topology | None = None
     window: Window | None = None
     adaptive: bool = False
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -61,6 +65,11 @@ class Policy:
             raise RequestError("trees, windows and adaptive shapes need every draft verified; choose a lossless policy")
 
     @property
+    def shaped(self) -> bool:
+        """Whether its passes may be trees or have windows."""
+        return self.topology is not None or self.window is not None or self.adaptive
+
+    @property
     def lossless(self) -> bool:
         """Whether the text is, bit for bit, the autoregressive one."""
         return self.verify is Verify.ALWAYS or self.block_size == 1
@@ -74,12 +83,16 @@ class Decision:
     verify: int = 0
 
 
-def confident_prefix(probabilities: Sequence[float], tau: float) -> int:
+def confident_prefix(probabilities: Sequence[float], tau: float, calibration: Calibration | None = None) -> int:
     """The first proposal (the ordinary next token) and those after it while each is confident."""
     length = 1
-    while length < len(probabilities) and probabilities[length] >= tau:
+    while length < len(probabilities) and _chance(probabilities[length], length, calibration) >= tau:
         length += 1
     return length
+
+
+def _chance(probability: float, depth: int, calibration: Calibration | None) -> float:
+    return probability if calibration is None else sigmoid(calibration.logit(depth, probability))
 
 
 def worth_verifying(probabilities: Sequence[float], bound: float) -> int:
@@ -102,7 +115,7 @@ def decide(policy: Policy, probabilities: Sequence[float], room: int) -> Decisio
     """
     if len(probabilities) == 1:  # the exact head's own: there is nothing to verify
         return Decision(commit=1)
-    confident = min(confident_prefix(probabilities, policy.tau), room)
+    confident = min(confident_prefix(probabilities, policy.tau, policy.calibration), room)
     if policy.verify is Verify.NEVER or (policy.verify is Verify.IF_SHORT and confident >= policy.min_prefix):
         return Decision(commit=confident)
     # A verify pass commits at least one token of its own behind what it accepts.

@@ -14,10 +14,10 @@ from bitmtp.decoding.state import State
 def resident_text(decoder: Decoder) -> ResidentText | None:
     """A decoder's text for the resident loop, or None if something must look at it on the host.
 
-    Penalties and grammars depend on the text, trees and adaptive shapes on more than the loop knows.
+    Penalties and grammars depend on the text; trees, adaptive shapes and calibration on more than the loop knows.
     """
     state, policy = decoder.state, decoder.policy
-    shaped = policy.topology or policy.window or policy.adaptive or decoder.shaper
+    shaped = policy.topology or policy.window or policy.adaptive or policy.calibration or decoder.shaper
     if shaped or state.grammar is not None or state.sampling.penalised:
         return None
     return ResidentText(
@@ -83,5 +83,5 @@ def _settle(backend: Backend, state: State, materialized: int) -> None:
 def _record(decoder: Decoder, result: ResidentResult) -> None:
     stats = decoder.stats
     stats.lengths += Counter(result.lengths)
-    for name in ("passes", "iterations", "num_spec_steps", "proposed", "accepted"):
+    for name in ("passes", "graph_replays", "iterations", "num_spec_steps", "proposed", "accepted"):
         setattr(stats, name, getattr(stats, name) + getattr(result, name))

@@ -17,10 +17,17 @@ from bitmtp.decoding.tree import Guess, Tree, joint_probabilities
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The next draft: how many proposals, and whether they are provisional, seeing a window of the history only."""
+    """The next draft.
+
+    Attributes:
+        size: how many proposals.
+        window: if it is provisional, seeing this much of the history only.
+        copied: proposals that need no draft, being copied from the text; they are verified at once.
+    """
 
     size: int
     window: Window | None = None
+    copied: tuple[Guess, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,7 @@ class Drafted:
     tree: Tree
     guesses: tuple[Guess, ...]
     known: Output | None = None
+    copied: bool = False
 
     def verified(self, tree: Tree, path: Sequence[int]) -> list[Verified]:
         """What the draft said of its own choices along the path that the text follows, up to the first that fell.
@@ -76,8 +84,8 @@ class Shaper(Protocol):
         """How many candidates of a depth it can use."""
         ...
 
-    def draft(self, room: int, history: int) -> Draft:
-        """How to draft behind a history of this length, if ``room`` more tokens may come."""
+    def draft(self, text: Sequence[int], room: int, history: int) -> Draft:
+        """How to draft behind this text, of which ``history`` tokens are in the store, if ``room`` more may come."""
         ...
 
     def judge(self, guesses: Sequence[Guess], known: bool, room: int, history: int) -> int | Topology:
@@ -106,7 +114,7 @@ class FixedShaper:
         """As many as the policy's topology has."""
         return self.policy.topology.ranks if self.policy.topology else 1
 
-    def draft(self, room: int, history: int) -> Draft:  # noqa: ARG002
+    def draft(self, text: Sequence[int], room: int, history: int) -> Draft:  # noqa: ARG002
         """The policy's block; provisional where its window hides something."""
         window = self.policy.window
         hides = window is not None and history > window.sinks + window.recent

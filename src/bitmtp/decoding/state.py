@@ -97,31 +97,32 @@ class State:
     def rows(self, tree: Tree, window: Window | None = None) -> list[Row]:
         """The pending tokens, the last of them the anchor, and the tree behind them.
 
-        A row sees the pending ones before it, and of the tree its ancestors. Proposals have the exact head, masks the
-        draft head. So has the anchor of a provisional draft (``window``): nothing of such a pass is kept.
+        A row sees the pending ones before it, and of the tree its ancestors. A provisional draft (``window``), of which
+        nothing is kept, has the draft head throughout; any other pass reads the exact head, for its masks too.
         """
-        rows = [*self._pending_rows(provisional=window is not None), *self._tree_rows(tree)]
+        head = Head.EXACT if window is None else Head.DRAFT
+        rows = [*self._pending_rows(head), *self._tree_rows(tree, head)]
         return rows if window is None else [replace(row, window=window) for row in rows]
 
-    def _pending_rows(self, provisional: bool) -> list[Row]:
+    def _pending_rows(self, head: Head) -> list[Row]:
         pending = self.pending
         if not pending:
             return []
-        heads = [Head.NONE] * (len(pending) - 1) + [Head.DRAFT if provisional else Head.EXACT]
-        choice = self._free() if provisional else self.choice()
+        heads = [Head.NONE] * (len(pending) - 1) + [head]
+        choice = self._free() if head is Head.DRAFT else self.choice()
         return causal_rows(self.sequence, pending, self.materialized, heads, choice)
 
-    def _tree_rows(self, tree: Tree) -> list[Row]:
+    def _tree_rows(self, tree: Tree, head: Head) -> list[Row]:
         """Rows of the nodes; all of them see the pending rows."""
         before, free, rows = len(self.committed) - self.materialized, self._free(), list[Row]()
         own_choice = self.sampling.penalised or self.grammar is not None
-        for index, (node, token) in enumerate(zip(tree.shape.nodes, tree.tokens, strict=True)):
-            proposal = node.kind is Kind.PROPOSAL
-            choice = self.choice(tree.path(index)) if proposal and own_choice else free
-            visible = tree.shape.visible[index] << before | (1 << before) - 1
-            position = len(self.committed) - 1 + tree.shape.place(index)
-            head = Head.EXACT if proposal else Head.DRAFT
-            rows.append(Row(self.sequence, token, position, visible, head, choice))
+        last, pending = len(self.committed) - 1, (1 << before) - 1
+        for index, (token, ancestors) in enumerate(zip(tree.tokens, tree.shape.visible, strict=True)):
+            choice = free
+            if own_choice and tree.shape.nodes[index].kind is Kind.PROPOSAL:
+                choice = self.choice(tree.path(index))
+            position = last + ancestors.bit_count()
+            rows.append(Row(self.sequence, token, position, ancestors << before | pending, head, choice))
         return rows
 
     def _free(self) -> Choice:

@@ -12,23 +12,27 @@ class Stats:
 
     Attributes:
         passes: forward runs that this text took part in, prefill left out.
+        graph_replays: graphs that the host launched for them; a loop on the device runs many passes in one.
         iterations: times that tokens were committed, the first token left out.
         num_spec_steps: of those, the ones that drafted.
         proposed: mask proposals that could have been committed; the anchor's own is no draft.
         accepted: mask proposals that were.
         lengths: tokens committed per iteration → how often.
         windowed: draft passes that saw a window of the history only.
+        copied: passes whose proposals were copied from the text, so that there was no draft pass.
         ahead: verify passes that also drafted the next block.
         ahead_used: of those, the ones whose draft the text came to need.
     """
 
     passes: int = 0
+    graph_replays: int = 0
     iterations: int = 0
     num_spec_steps: int = 0
     proposed: int = 0
     accepted: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
     windowed: int = 0
+    copied: int = 0
     ahead: int = 0
     ahead_used: int = 0
 

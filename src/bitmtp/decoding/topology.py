@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from bitmtp.backends.base import MAX_WIDTH
@@ -116,9 +116,16 @@ class Topology:
         """The nodes from the text to this one, itself included."""
         return [other for other in range(index + 1) if self.visible[index] >> other & 1]
 
-    def children(self, parent: int | None) -> list[int]:
+    def children(self, parent: int | None) -> Sequence[int]:
         """The nodes behind this one."""
-        return [index for index, node in enumerate(self.nodes) if node.parent == parent]
+        return self._children.get(parent, ())
+
+    @cached_property
+    def _children(self) -> dict[int | None, list[int]]:
+        found: dict[int | None, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            found.setdefault(node.parent, []).append(index)
+        return found
 
     def keep(self, wanted: Sequence[bool]) -> Topology:
         """The nodes that are wanted, less those whose parent is not among them."""
@@ -141,7 +148,7 @@ class Topology:
         for place, index in enumerate(children):
             run = [index]
             while len(below := self.children(run[-1])) == 1:
-                run += below
+                run.extend(below)
             last = place == len(children) - 1
             words = "─".join(_word(self.nodes[each]) for each in run)
             yield f"{margin}{'└─' if last else '├─'}{words}"
@@ -179,6 +186,7 @@ def block(size: int) -> Topology:
     return Topology(f"block-{size}", tuple(nodes))
 
 
+@cache
 def chain(size: int) -> Topology:
     """The draft's own choices, one behind the other."""
     return tree(f"chain-{size}", [(0,) * size])

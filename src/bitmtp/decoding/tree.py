@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -25,7 +26,9 @@ class Tree:
 
     def first(self, width: int) -> Tree:
         """Its first ``width`` nodes; a node never comes before what it hangs from."""
-        width = min(max(width, 0), self.shape.width)
+        if width >= self.shape.width:
+            return self
+        width = max(width, 0)
         return Tree(self.shape.keep([index < width for index in range(self.shape.width)]), self.tokens[:width])
 
     def block(self, node: int) -> list[int]:
@@ -43,6 +46,7 @@ class Tree:
         return [self.tokens[each] for each in self.shape.path(index)]
 
 
+@cache
 def masks(size: int) -> Tree:
     """The draft of ``size`` proposals behind an anchor."""
     return Tree(block(size), tuple(mask(depth) for depth in range(1, size)))
@@ -84,20 +88,23 @@ def _beside(probability: float, gap: float) -> float:
     return min(probability * math.exp(min(gap, 50.0)), 1.0)
 
 
-def grow(shape: Topology, guesses: Sequence[Guess], accepts: Callable[[Sequence[int]], bool]) -> Tree:
+def grow(shape: Topology, guesses: Sequence[Guess], accepts: Callable[[Sequence[int]], bool] | None = None) -> Tree:
     """Give each proposal the token of its depth and rank, each mask its own.
 
     Args:
         guesses: of each depth, from 1 on.
-        accepts: whether a path of tokens may stand; a node that may not, or that no guess covers, is left out with
-            all that hangs from it.
+        accepts: whether a path of tokens may stand (None: any may); a node that may not, or that no guess covers, is
+            left out with all that hangs from it.
     """
     tokens = [_token(node, guesses) for node in shape.nodes]
+    if accepts is None and None not in tokens:
+        return Tree(shape, tuple(token for token in tokens if token is not None))
     wanted: list[bool] = []
     for index, node in enumerate(shape.nodes):
         known = tokens[index] is not None and (node.parent is None or wanted[node.parent])
-        free = node.kind is Kind.MASK or not known
-        wanted.append(known and (free or accepts([tokens[each] or 0 for each in shape.path(index)])))
+        if known and accepts is not None and node.kind is Kind.PROPOSAL:
+            known = accepts([tokens[each] or 0 for each in shape.path(index)])
+        wanted.append(known)
     kept = [token for token, want in zip(tokens, wanted, strict=True) if want and token is not None]
     return Tree(shape.keep(wanted), tuple(kept))
 
@@ -138,8 +145,8 @@ def longest_path(tree: Tree, first: int, chosen: Sequence[int | None]) -> list[i
     wanted: int | None = first
     while True:
         parent = path[-1] if path else None
-        fits = [index for index in tree.shape.children(parent) if tree.tokens[index] == wanted]
-        if not fits:
+        found = next((index for index in tree.shape.children(parent) if tree.tokens[index] == wanted), None)
+        if found is None:
             return path
-        path.append(fits[0])
-        wanted = chosen[fits[0]]
+        path.append(found)
+        wanted = chosen[found]

@@ -29,6 +29,8 @@ class Metrics:
         self.generated = counter("bitmtp_generated_tokens", "Tokens written")
         self.proposed = counter("bitmtp_proposed_tokens", "Mask proposals that could have been committed")
         self.accepted = counter("bitmtp_accepted_tokens", "Mask proposals that were committed")
+        self.shapes = counter("bitmtp_shaped_passes", "Passes that were no plain block or chain, by shape", ["shape"])
+        self.policies = counter("bitmtp_policy_texts", "Texts by the policy that wrote them", ["policy"])
         self.ended = counter("bitmtp_texts", "Texts by how they ended", ["end"])
         self.passes = self._histogram("bitmtp_pass_rows", "Rows of a pass", _ROWS)
         self.pass_time = self._histogram("bitmtp_pass_seconds", "Time of a pass", _TOKEN_SECONDS)
@@ -45,6 +47,9 @@ class Metrics:
         self.generated.inc(result.num_tokens)
         self.proposed.inc(stats.proposed)
         self.accepted.inc(stats.accepted)
+        self.policies.labels(result.policy.name).inc()
+        for shape in ("windowed", "copied", "ahead", "ahead_used"):
+            self.shapes.labels(shape).inc(getattr(stats, shape))
         if result.num_tokens > 1:
             self.tpot.observe(result.tpot_ms / 1e3)
 

@@ -32,6 +32,7 @@ class Usage(BaseModel):
     draft_acceptance_rate: float
     num_spec_steps: int
     passes: int
+    graph_replays: int
 
 
 class DecodingReport(BaseModel):

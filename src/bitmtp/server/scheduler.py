@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bitmtp.backends.base import MAX_WIDTH, Output, Row
+from bitmtp.backends.base import MAX_WIDTH, Output, Row, Workload
 from bitmtp.decoding.decoder import Decoder
 from bitmtp.engine import Engine, Generation
 from bitmtp.server.errors import ApiError, busy, failed, shutting_down, timed_out
@@ -73,7 +73,8 @@ class Scheduler:
         metrics.waiting.set_function(lambda: len(self._queue))
 
     def start(self) -> None:
-        """Begin to take jobs."""
+        """Begin to take jobs, whatever their sampling; the backend makes ready before the first of them."""
+        self._engine.prepare(Workload(self._options.slots > 1, True, self._options.policy.shaped))
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:

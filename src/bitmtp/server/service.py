@@ -128,6 +128,7 @@ class _Reply:
             draft_acceptance_rate=run.stats.draft_acceptance_rate,
             num_spec_steps=run.stats.num_spec_steps,
             passes=run.stats.passes,
+            graph_replays=run.stats.graph_replays,
         )
 
     def _report(self) -> DecodingReport:

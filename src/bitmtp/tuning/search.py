@@ -26,7 +26,8 @@ WORTH = 1.02  # below this ratio drafting is not worth its trouble
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One round of the search: how much text each setting writes, and how many settings stay (beside the baseline)."""
+    """One round of the search: how much text each setting writes, and how many settings stay (beside the baseline and
+    the adaptive policy)."""
 
     share: float  # of the longest text
     rounds: int
@@ -57,7 +58,7 @@ def texts(settings: int, prompts: int) -> int:
     total, left = 0, settings
     for stage in STAGES:
         total += left * prompts * stage.rounds
-        left = min(left, stage.kept + 1)
+        left = min(left, stage.kept + 2)  # the baseline stays, and the adaptive policy
     return total
 
 
@@ -75,7 +76,8 @@ def search(
         length = max(int(max_tokens * stage.share), 2)
         figures = compare(engine, prompts, [baseline, *left], max_tokens=length, rounds=stage.rounds, tick=tick)
         ranked = sorted(figures[1:], key=lambda each: -each.ratio)
-        left = [each.policy for each in ranked[: stage.kept]]
+        # The adaptive policy learns as a text goes on: a short one says little of it.
+        left = [each.policy for rank, each in enumerate(ranked) if rank < stage.kept or each.policy.adaptive]
     return [figures[0], *sorted(figures[1:], key=lambda each: -each.ratio)]
 
 
