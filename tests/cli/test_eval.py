@@ -57,6 +57,17 @@ def test_resuming_writes_nothing_twice(bitmtp: Command, flags: list[str], reques
     assert (again.out, again.err) == (first.out, "")
 
 
+def test_answers_for_evalplus(bitmtp: Command, flags: list[str], tmp_path: Path) -> None:
+    ran = bitmtp("eval", *flags, "--timed", "0", "--evalplus", tmp_path / "samples")
+    assert ran.code == 0
+    files = sorted((tmp_path / "samples").iterdir())
+    assert [file.name for file in files] == ["humaneval-0-autoregressive.jsonl", "humaneval-1-speculative.jsonl"]
+    assert str(files[1]) in ran.out
+    (line,) = map(json.loads, files[0].read_text(encoding="utf-8").splitlines())
+    assert line["task_id"] == "HumanEval/0"
+    assert line["solution"].startswith(HUMANEVAL[0]["prompt"])
+
+
 def test_shards_join(bitmtp: Command, flags: list[str], tmp_path: Path, requests: list[Request]) -> None:
     whole = bitmtp("eval", *flags, "--timed", "0").out
     parts = []

@@ -18,7 +18,8 @@ from .conftest import NEVER_END, Command
 
 FIELDS = [
     "text", "token_ids", "num_tokens", "policy", "backend", "seed", "mean_acceptance_length", "draft_acceptance_rate",
-    "acceptance_histogram", "num_spec_steps", "passes", "tokens_per_pass", "ttft_ms", "tpot_ms", "tokens_per_second",
+    "acceptance_histogram", "num_spec_steps", "passes", "graph_replays", "tokens_per_pass", "ttft_ms", "tpot_ms",
+    "tokens_per_second",
 ]  # fmt: skip
 
 

@@ -152,11 +152,16 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
         read_source(tmp_path / "nowhere")
 
 
-def test_training_does_not_start_from_what_it_cannot_train(tmp_path: Path) -> None:
+def test_a_bitnet_is_a_start_with_its_sub_norms(tmp_path: Path) -> None:
     data = BITNET | quantised("autobitlinear")
-    write_hf(tmp_path, data, packed(ternary_tensors(data, sub_norm=True, inverse=False)))
-    with pytest.raises(ConfigError, match=r"a model with sub-norms .*autobitlinear.* cannot be a start"):
-        read_source(tmp_path)
+    tensors = ternary_tensors(data, sub_norm=True, inverse=False)
+    source = read_source(write_hf(tmp_path, data, packed(tensors)))
+    assert (source.config.sub_norm, source.config.activation) == (True, "relu2")
+    name = "model.layers.1.mlp.ffn_sub_norm.weight"
+    assert np.array_equal(source.tensors["layers.1.mlp.sub_norm.weight"], tensors[name])
+    assert len(source.ternary) == 7 * 2
+    module = "model.layers.0.self_attn.q_proj.weight"
+    assert np.array_equal(source.tensors["layers.0.attention.q.weight"], tensors[module] * tensors[f"{module}_scale"])
 
 
 def test_a_ternary_model_is_a_start_by_its_values(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
-"""Intervals against exact enumeration."""
+"""Intervals against exact enumeration, and against what they promise."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
-from bitmtp.evaluation.intervals import paired, wilson
+from bitmtp.evaluation.intervals import bootstrap, paired, wilson
 
 
 def test_wilson_against_its_equation() -> None:
@@ -36,3 +37,21 @@ def test_paired() -> None:
     mean, half = paired([True, False], [True, False])
     assert mean == 0
     assert half > 0.4  # two questions prove little
+
+
+def test_a_bootstrap_interval_covers_the_true_mean_as_often_as_it_says() -> None:
+    random, inside = np.random.default_rng(3), 0
+    for _ in range(300):
+        cases = random.normal(5.0, 2.0, 40)
+        inside += bootstrap(40, lambda picks, cases=cases: cases[picks].mean(axis=1)).holds(5.0)
+    assert 0.90 < inside / 300 < 0.98
+
+
+def test_cases_stay_paired_under_the_bootstrap() -> None:
+    first = np.random.default_rng(4).uniform(1, 100, 50)
+    second = 2 * first
+    found = bootstrap(50, lambda picks: np.median(second[picks] / first[picks], axis=1))
+    assert (found.value, found.low, found.high) == (2, 2, 2)
+    assert found == bootstrap(50, lambda picks: np.median(second[picks] / first[picks], axis=1))
+    with pytest.raises(ValueError, match="at least one case"):
+        bootstrap(0, lambda picks: picks.sum(axis=1).astype(np.float64))

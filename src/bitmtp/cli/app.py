@@ -17,6 +17,7 @@ from bitmtp.cli.eval import eval as evaluate
 from bitmtp.cli.generate import generate
 from bitmtp.cli.info import info
 from bitmtp.cli.serve import serve
+from bitmtp.cli.study import study
 from bitmtp.cli.train import train
 from bitmtp.cli.tune import tune
 from bitmtp.errors import BitMTPError
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (generate, chat, info, bench, convert, evaluate, tune, serve, train):
+for command in (generate, chat, info, bench, convert, evaluate, study, tune, serve, train):
     app.command()(command)
 
 

@@ -52,6 +52,10 @@ class EvalOptions:
         "eval.jsonl"
     )
     shard: Annotated[str | None, Option(metavar="I/N", help="Only write every N-th text, from the I-th on.")] = None
+    evalplus: Annotated[
+        str | None,
+        Option(metavar="FOLDER", help="Also write the code tasks' answers there, for EvalPlus's own runner."),
+    ] = None
     json: Annotated[str | None, Option(metavar="FILE", help="Write the figures and the environment to a file.")] = None
 
     def policies(self, model_block_size: int) -> tuple[Policy, ...]:
@@ -108,6 +112,8 @@ def eval(*, model: ModelOptions, options: EvalOptions) -> None:
     figures = _figures(results)
     scores = _run_harness(engine, plan, log, others, options) if others else {}
     _report(engine, plan, figures, scores, options)
+    if options.evalplus is not None:
+        _write_samples(results, Path(options.evalplus))
     _check_lossless(figures)
 
 
@@ -168,6 +174,13 @@ def _time(engine: Engine, results: Results) -> None:
         texts = min(plan.timed, len(plan.questions[task])) * len(plan.policies)
         with progress(f"{task.name}, speeds", texts, lines=True) as tick:
             measure(engine, results, task, tick)
+
+
+def _write_samples(results: Results, folder: Path) -> None:
+    from bitmtp.evaluation.evalplus import write_samples
+
+    for file in write_samples(results, folder):
+        print(f"wrote {file}")
 
 
 def _figures(results: Results) -> list[Figures]:

@@ -107,13 +107,28 @@ def _backend_facts(loaded: Checkpoint, model: ModelOptions) -> list[tuple[str, s
     from bitmtp.backends import BACKENDS, load_backend
 
     context = model.context or loaded.config.max_position
-    running = load_backend(model.backend, loaded, threads=model.threads, context=context)
+    running = load_backend(model.backend, loaded, threads=model.threads, context=context, draft_head=model.draft_head)
     described = "; ".join(f"{name}: {value}" for name, value in running.describe().items())
     return [(name, f"runs; {described}" if name == running.name else _availability(name)) for name in BACKENDS]
 
 
 def _availability(name: str) -> str:
-    """Whether a backend runs here, found out with a toy model."""
+    """Whether a backend runs here, found out without the model."""
+    try:
+        kernels = _cuda_kernels() if name == "cuda" else _toy_kernels(name)
+    except BackendError as error:
+        return f"not available: {error}"
+    return f"available; kernels: {kernels}"
+
+
+def _cuda_kernels() -> str:
+    """Asks driver, card and compiler; a model's kernels, a toy's too, would have to be compiled."""
+    from bitmtp.backends.cuda.device import Gpu
+
+    return Gpu().architecture
+
+
+def _toy_kernels(name: str) -> str:
     from bitmtp.backends import load_backend
     from bitmtp.benchmark.shapes import random_checkpoint
     from bitmtp.config import ModelConfig
@@ -129,8 +144,4 @@ def _availability(name: str) -> str:
         max_position=8,
         eos_token_ids=(),
     )
-    try:
-        backend = load_backend(name, random_checkpoint(toy, "toy"), threads=1, context=8)
-    except BackendError as error:
-        return f"not available: {error}"
-    return f"available; kernels: {backend.describe()['kernels']}"
+    return load_backend(name, random_checkpoint(toy, "toy"), threads=1, context=8).describe()["kernels"]

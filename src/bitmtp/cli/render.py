@@ -24,6 +24,7 @@ JSON_FIELDS = (
     "acceptance_histogram",
     "num_spec_steps",
     "passes",
+    "graph_replays",
     "tokens_per_pass",
     "ttft_ms",
     "tpot_ms",

@@ -19,14 +19,16 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class SourceModel:
-    """A float model to start training from.
+    """A model to start training from, as floats.
 
-    ``config`` gives the shape (``sub_norm`` off, 16-bit embedding); ``tensors`` are float32 under the names of
-    :func:`float_shapes`: ``embedding.weight [vocab, hidden]``, ``layers.N.attention.q.weight [out, in]`` …
+    ``config`` gives the shape (16-bit embedding); ``tensors`` are float32 under the names of :func:`float_shapes`:
+    ``embedding.weight [vocab, hidden]``, ``layers.N.attention.q.weight [out, in]`` … ``ternary`` names the products
+    whose every row holds only -s, 0 and s.
     """
 
     config: ModelConfig
     tensors: Mapping[str, Float32]
+    ternary: frozenset[str] = frozenset()
 
 
 def float_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -94,12 +96,11 @@ def read_source(path: str | Path) -> SourceModel:
 
     Raises:
         CheckpointError: as :func:`open_model`.
-        ConfigError: as :func:`open_model`; or the model has norms that a start for training must not have.
+        ConfigError: as :func:`open_model`.
     """
     opened = open_model(path)
-    if opened.config.sub_norm:
-        raise ConfigError(f"{path}: a model with sub-norms ({opened.kind}) cannot be a start for training yet")
     tensors = {name: rows.read() for name, rows in opened.floats.items()}
     tensors |= {f"{module}.weight": stored.read().values() for module, stored in opened.ternary.items()}
+    by_row = frozenset(opened.ternary if opened.config.ternary_scale != "group" else ())
     config = replace(opened.config, ternary_scale="row", embedding_bits=16, head_activation_bits=16)
-    return SourceModel(config, tensors)
+    return SourceModel(config, tensors, by_row)

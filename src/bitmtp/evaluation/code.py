@@ -1,7 +1,8 @@
 """HumanEval+ and MBPP+ (EvalPlus, arXiv:2305.01210): does the generated function pass every test.
 
 Read from EvalPlus's files in the format of the original sets, whose records bring runnable tests; those run in
-:mod:`bitmtp.evaluation.sandbox` rather than in the evalplus package's own runner, which leaves the network open.
+:mod:`bitmtp.evaluation.sandbox` rather than in the evalplus package's own runner, which leaves the network open. For
+that runner the answers can be written as its samples.
 """
 
 from __future__ import annotations
@@ -43,14 +44,18 @@ def _humaneval_question(_: int, record: Record) -> Question:
     return Question(record["task_id"], prompt, record)
 
 
-def _judge_humaneval(question: Question, answer: str) -> Verdict:
+def humaneval_solution(question: Question, answer: str) -> str:
+    """The whole program that an answer makes of the prompt."""
     record, name = question.record, question.record["entry_point"]
     code = extract_code(answer, name)
     # The prompt comes first in either case: for its imports and helpers, or because the answer only continues it.
-    whole = f"def {name}" in code
-    start = record["prompt"] + ("    pass\n\n" if whole else "")
-    tests = record["test"].replace(_FAULT, _MENDED)
-    return _run(f"{start}{code}\n\n{tests}\ncheck({name})\n")
+    start = record["prompt"] + ("    pass\n\n" if f"def {name}" in code else "")
+    return f"{start}{code}\n"
+
+
+def _judge_humaneval(question: Question, answer: str) -> Verdict:
+    tests = question.record["test"].replace(_FAULT, _MENDED)
+    return _run(f"{humaneval_solution(question, answer)}\n{tests}\ncheck({question.record['entry_point']})\n")
 
 
 def _mbpp_question(_: int, record: Record) -> Question:
@@ -63,10 +68,14 @@ def _last_function(code: str) -> str:
     return [node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)][-1]
 
 
+def mbpp_solution(question: Question, answer: str) -> str:
+    """The whole program of an answer, without its tests."""
+    code = extract_code(answer, question.record["entry_point"])
+    return "\n".join([*question.record["test_imports"], code]) + "\n"
+
+
 def _judge_mbpp(question: Question, answer: str) -> Verdict:
-    record = question.record
-    code = extract_code(answer, record["entry_point"])
-    return _run("\n".join([*record["test_imports"], code, record["test"]]) + "\n")
+    return _run(f"{mbpp_solution(question, answer)}{question.record['test']}\n")
 
 
 def _run(program: str) -> Verdict:

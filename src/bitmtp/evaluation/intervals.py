@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+_SAMPLES = 2000
 _Z = 1.959964  # 97.5% of a standard normal distribution lie below it
 
 
@@ -29,3 +34,31 @@ def paired(first: Sequence[bool], second: Sequence[bool]) -> tuple[float, float]
     lost = sum(b and not a for a, b in pairs) + 0.5
     half = _Z * math.sqrt(won + lost - (won - lost) ** 2 / total) / total
     return ((won - lost) / len(pairs) if pairs else 0.0), half
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure and its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def holds(self, value: float) -> bool:
+        """Whether the interval contains a value."""
+        return self.low <= value <= self.high
+
+
+def bootstrap(count: int, statistic: Callable[[NDArray[np.intp]], NDArray[np.float64]]) -> Estimate:
+    """A figure of ``count`` cases, with its interval by the percentile bootstrap (Efron 1979), always the same draws.
+
+    Args:
+        statistic: from picks of cases ``[samples, count]`` to the figure of each sample ``[samples]``; cases that were
+            measured together stay together.
+    """
+    if not count:
+        raise ValueError("a figure needs at least one case")
+    value = float(statistic(np.arange(count)[None])[0])
+    picks = np.random.default_rng(0).integers(0, count, (_SAMPLES, count))
+    low, high = np.quantile(statistic(picks), (0.025, 0.975))
+    return Estimate(value, float(low), float(high))

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bitmtp.config import ModelConfig
-from bitmtp.convert import read_source
+from bitmtp.convert import SourceModel, read_source
 from bitmtp.errors import ConfigError
 from bitmtp.tokenizer import Tokenizer
 from bitmtp.training.calibrate import calibrate
@@ -36,19 +37,36 @@ def prepare(config: TrainConfig, device: torch.device, report: Report) -> Prepar
     """Read the source, the tokenizer and the text; let the original model write; calibrate the student."""
     torch.manual_seed(config.seed)
     source = read_source(config.source)
+    if source.ternary and config.blend:
+        raise ConfigError(f"{config.source}: a ternary start is quantised from the first step on; set blend = 0")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     teacher = Model(source.config, dtype)
     load(teacher, source.tensors)
     teacher = teacher.to(device, dtype).requires_grad_(False)
     student = Model(student_config(source.config, block_size=config.block_size, chain_rank=config.chain_rank), dtype)
-    load(student, source.tensors)
+    load(student, start_tensors(source))
     student = student.to(device)
     corpus, heldout = _corpora(config, source.config, teacher, report)
     rows = cut_rows(heldout.stream(np.arange(len(heldout.lengths))), config.seq_len)
     if not len(rows):
         raise ConfigError(f"no held-out row: {len(heldout.tokens)} held-out tokens do not fill {config.seq_len + 1}")
-    calibrate(student, teacher, torch.from_numpy(rows[: config.calibration_rows, :-1]).long().to(device))
+    if not source.config.sub_norm:
+        calibrate(student, teacher, torch.from_numpy(rows[: config.calibration_rows, :-1]).long().to(device))
     return Prepared(student, teacher, corpus, rows)
+
+
+def start_tensors(source: SourceModel) -> dict[str, NDArray[np.float32]]:
+    """The student's first weights: the source's, ternary rows so stretched that absmean finds their scale again.
+
+    Absmean of a row of -s, 0 and s is s times its share of non-zeros; divided by that share, the row quantises to the
+    very weights and the very scale that it came with.
+    """
+    tensors = dict(source.tensors)
+    for module in source.ternary:
+        weight = tensors[f"{module}.weight"]
+        share = np.mean(weight != 0, axis=1, keepdims=True, dtype=np.float32)
+        tensors[f"{module}.weight"] = weight / np.maximum(share, 1 / weight.shape[1])
+    return tensors
 
 
 def _corpora(config: TrainConfig, source: ModelConfig, teacher: Model, report: Report) -> tuple[Corpus, Corpus]:

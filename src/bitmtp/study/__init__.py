@@ -1,0 +1,1 @@
+"""The deployment study: what somebody who serves this model would see, under each policy, on three workloads."""

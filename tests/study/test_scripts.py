@@ -1,0 +1,112 @@
+"""The scripts in ``benchmarks/`` that the study's page of the documentation names, on the tiny model."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bitmtp import checkpoint
+from bitmtp.benchmark.records import model_fingerprint
+from bitmtp.tuning import search
+from bitmtp.tuning.profile import Profile
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+Script = Callable[..., int]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    """Run a script with arguments; its exit code."""
+
+    def run(name: str, *arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        try:
+            runpy.run_path(str(SCRIPTS / name), run_name="__main__")
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else 2
+        return 0
+
+    return run
+
+
+def profile(model: Path, block_size: int) -> Profile:
+    return Profile(model_fingerprint(model), "x", "reference", 1, "speculative", 1.0, 1.0, block_size, verify_bound=0.1)
+
+
+def test_the_sweep_places_the_choice_and_goes_on(
+    script: Script,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(search, "BLOCK_SIZES", (2, 4))
+    monkeypatch.setattr(search, "BOUNDS", (0.1,))
+    (tmp_path / "prompts.txt").write_text("One\nTwo\n", encoding="utf-8")
+    profile(tiny_model, 4).write(tmp_path / "profile.json")
+    given = ["--model", tiny_model, "--backend", "reference", "--prompts", tmp_path / "prompts.txt"]
+    given += ["--profile", tmp_path / "profile.json", "--output", tmp_path / "sweep.jsonl", "--max-tokens", "8"]
+    given += ["--rounds", "2", "--duels", "2"]
+    assert script("tune_sweep.py", *given) in (0, 1)
+    shown = capsys.readouterr().out
+    assert "4 settings" in shown
+    assert "chosen speculative D=4 bound=0.1, best" in shown
+    done = (tmp_path / "sweep.jsonl").read_text(encoding="utf-8")
+    assert len(done.splitlines()) in (4, 8)  # two rounds of two prompts, and of duels unless the choice is the best
+    script("tune_sweep.py", *given)
+    assert (tmp_path / "sweep.jsonl").read_text(encoding="utf-8") == done
+    assert capsys.readouterr().out == shown
+    records = [json.loads(line) for line in done.splitlines()]
+    for record in records:  # the choice, third of the settings and first of the duels, was twice as slow as the best
+        if "duel" in record["key"]:
+            record["seconds"] = [2.0, 1.0]
+        else:
+            record["seconds"] = [1.0, 0.5, 2.0, 3.0]
+    (tmp_path / "sweep.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records), encoding="utf-8")
+    assert script("tune_sweep.py", *given) in (0, 1)
+    assert "speculative D=2 bound=0.1      1" in capsys.readouterr().out
+
+
+def test_baselines_write_the_same_text(
+    script: Script, tiny_model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--data", data, "--model", tiny_model, "--backend", "reference", "--context", "512", "--limit", "1"]
+    given += ["--workloads", "plain,reasoning", "--output", tmp_path / "out.jsonl", "--max-tokens", "12"]
+    assert script("baselines.py", *given) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("prompt lookup" in line for line in lines) == 2
+    assert all(line.endswith("2 of 2") for line in lines if line.startswith("bitmtp"))
+
+
+def test_drafting_is_bolted_on(
+    script: Script, tiny_model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch", reason="pip install 'bitmtp[train]'")
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(json.dumps({"text": f"{n} and {n} make {2 * n}. " * 4}) + "\n" for n in range(300)))
+    given = ["--model", tiny_model, "--output", tmp_path / "made"]
+    small = ["--seconds", "0.5", "--batch-size", "2", "--seq-len", "48"]
+    assert script("bolt_on.py", "train", *given, "--data", text, *small) == 0
+    before, after = checkpoint.read(tiny_model), checkpoint.read(tmp_path / "made" / "masks")
+    changed = [name for name, tensor in after.tensors.items() if not (tensor == before.tensors[name]).all()]
+    assert changed == ["mask_embedding.weight"]
+    capsys.readouterr()
+    given += [
+        "--questions",
+        data,
+        "--workloads",
+        "plain",
+        "--limit",
+        "1",
+        "--max-tokens",
+        "8",
+        "--backend",
+        "reference",
+    ]
+    assert script("bolt_on.py", "acceptance", *given) == 0
+    assert "tokens a pass" in capsys.readouterr().out
