@@ -6,9 +6,9 @@ A field that is not listed is refused. A field listed with one value only is und
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 PolicyName = Literal["autoregressive", "speculative", "auto", "confidence", "hybrid"]
 Unit = Annotated[float, Field(ge=0, le=1)]
@@ -20,7 +20,29 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
 
-class _Body(_Strict):
+class _Numeric(_Strict):
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """JSON's true and false are no numbers, though Python takes them for 1 and 0."""
+        if _holds_bool(value) and not _takes_bool(cls.model_fields[info.field_name or ""].annotation):
+            raise ValueError("neither true nor false is a value here")
+        return value
+
+
+def _holds_bool(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return isinstance(value, bool) or any(map(_holds_bool, parts))
+
+
+def _takes_bool(annotation: Any) -> bool:
+    """Whether some value of this type may be, or hold, a bool; models look after themselves."""
+    if isinstance(annotation, type):
+        return annotation is bool or issubclass(annotation, BaseModel)
+    return annotation is Any or isinstance(annotation, bool) or any(map(_takes_bool, get_args(annotation)))
+
+
+class _Body(_Numeric):
     @model_validator(mode="before")
     @classmethod
     def _whole_characters(cls, data: Any) -> Any:
@@ -32,7 +54,7 @@ class _Body(_Strict):
         return data
 
 
-class Decoding(_Strict):
+class Decoding(_Numeric):
     """How to decode, if not as the server's default: see docs/decoding.md."""
 
     policy: PolicyName | None = None
