@@ -2,14 +2,13 @@
 // activation function, residual sum) in the same kernel.
 //
 // Constants: BITS of a weight; INPUTS, OUTPUTS; TILE: rows of the pass, 8, 16, 32 or 64 (8: width 1 costs what width 8 costs);
-// KWARPS of the 8 warps share the inputs of one tile of outputs among them; TILES of 16 outputs per warp and batch;
-// SCALE_GROUPS: scales an output has, padded to whole cells, or 0: one, applied to the integer sum; ROLE below; FUSED: how many rows are quantised here, 1 to 8, or 0:
-// `quantise` has done it; CLUSTER: 1, or KWARPS blocks that share the inputs among them instead of the warps of each, so that
-// a block quantises its own only; NORM; BIAS; PARTS: statistics a
-// row has on entry; HASTY: the next kernel reads nothing before its wait that the kernel before this one writes, so it may
-// start at once.
-// STEP_GROUPS: steps that a row of activations has, padded to whole cells (FUSED is 0 then), or 0: one.
-// X_STRIDE, OUT_STRIDE: of a row of the pass in x and out; HEAD: only rows with this head are stored, or 0: all.
+// KWARPS of the 8 warps share the inputs of one tile of outputs among them; TILES of 16 outputs per warp and batch; SCALE_GROUPS:
+// scales an output has, padded to whole cells, or 0: one, applied to the integer sum; ROLE below; FUSED: how many rows are
+// quantised here, 1 to 8, or 0: `quantise` has done it; CLUSTER: 1, or KWARPS blocks that share the inputs among them instead of
+// the warps of each, so that a block quantises its own only; NORM; BIAS; PARTS: statistics a row has on entry; HASTY: the next
+// kernel reads nothing before its wait that the kernel before this one writes, so it may start at once; STEP_GROUPS: steps that
+// a row of activations has, padded to whole cells (FUSED is 0 then), or 0: one; X_STRIDE, OUT_STRIDE: of a row of the pass in x
+// and out; HEAD: only rows with this head are stored, or 0: all.
 //
 // Sums are exact integers, or, with scales per group, floats in an order that INPUTS and KWARPS fix: no width and no
 // neighbour changes a bit.
