@@ -20,7 +20,6 @@ import argparse
 import json
 import math
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,15 +30,13 @@ from typing import Any
 import numpy as np
 
 from bitmtp.backends import load_backend
-from bitmtp.backends.base import Backend, Output, Row
+from bitmtp.backends.base import Backend, Output, ResidentText, Row
 from bitmtp.benchmark.prompts import encode_prompts, read_prompts
 from bitmtp.benchmark.shapes import SHAPES, random_checkpoint
+from bitmtp.benchmark.timed import timed_text
 from bitmtp.checkpoint import Checkpoint
-from bitmtp.decoding.decoder import Decoder, advance
 from bitmtp.decoding.policies import make_policy
 from bitmtp.decoding.policy import Policy
-from bitmtp.decoding.resident import can_reside, decode_resident
-from bitmtp.decoding.state import State
 from bitmtp.engine import Engine, Request
 from bitmtp.errors import BitMTPError
 from bitmtp.sampling import Sampling
@@ -103,6 +100,10 @@ class Imposed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.backend, name)
 
+    def can_reside(self, text: ResidentText) -> bool:  # noqa: ARG002  (the contract's argument)
+        """It has to see every pass."""
+        return False
+
     def step(self, rows: Sequence[Row], **options: Any) -> list[Output | None]:
         """A real pass; of a verify pass, the tokens are replaced."""
         outputs = self.backend.step(rows, **options)
@@ -138,19 +139,8 @@ class Player:
         """One text: in the resident loop if the backend has one, unless lengths are imposed."""
         backend: Any = self.backend if lengths is None else Imposed(self.backend, lengths)
         sampling = Sampling(temperature=temperature, seed=1)
-        state = State(backend.open(), sampling, list(self.prompt), len(self.prompt))
-        decoder = Decoder(state, policy, len(self.prompt) + self.tokens, frozenset())
-        resident = lengths is None and can_reside(backend, decoder)
-        decoder.start(backend)
-        begun = time.perf_counter()
-        if resident:
-            for _ in decode_resident(backend, decoder):
-                pass
-        while decoder.finish is None:
-            advance(backend, [decoder])
-        seconds = time.perf_counter() - begun
-        backend.close(state.sequence)
-        return Played((state.generated - 1) / seconds, decoder.stats.mean_acceptance_length)
+        seconds, stats = timed_text(backend, policy, self.prompt, self.tokens, sampling)
+        return Played((self.tokens - 1) / seconds, stats.mean_acceptance_length)
 
     def temperature_for(self, mean: float) -> float:
         """The temperature at which draft and verifier agree just so often."""

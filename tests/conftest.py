@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import runpy
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -27,6 +29,7 @@ from bitmtp.ternary import pack
 from bitmtp.tokenizer import Tokenizer as BitMTPTokenizer
 
 DATA = Path(__file__).parent / "data"
+SCRIPTS = Path(__file__).parents[1] / "benchmarks"
 # Folders whose tests need an extra: folder → module, and what installs it.
 NEEDS = {
     "backends/cuda": ("cuda", "pip install 'bitmtp[cuda]'"),
@@ -52,6 +55,22 @@ settings.load_profile("bitmtp")
 def pytest_report_header() -> list[str]:
     """Say what is left out, and how to have it."""
     return [f"left out: tests/{folder} ({module} is missing: {how})" for folder, (module, how) in MISSING.items()]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Run a script of ``benchmarks/`` with arguments; its exit code."""
+
+    def run(name: str, *arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        monkeypatch.syspath_prepend(SCRIPTS)
+        try:
+            runpy.run_path(str(SCRIPTS / name), run_name="__main__")
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else 2
+        return 0
+
+    return run
 
 
 def tiny_config(**changes: Any) -> ModelConfig:

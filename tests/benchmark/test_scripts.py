@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,24 +13,7 @@ import pytest
 
 from bitmtp.benchmark import shapes
 
-SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 Script = Callable[..., int]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Run a script with arguments; its exit code."""
-
-    def run(name: str, *arguments: object) -> int:
-        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-        monkeypatch.syspath_prepend(SCRIPTS)
-        try:
-            runpy.run_path(str(SCRIPTS / name), run_name="__main__")
-        except SystemExit as ended:
-            return ended.code if isinstance(ended.code, int) else 2
-        return 0
-
-    return run
 
 
 @pytest.fixture

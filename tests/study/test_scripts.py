@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,23 +13,7 @@ from bitmtp.benchmark.records import model_fingerprint
 from bitmtp.tuning import search
 from bitmtp.tuning.profile import Profile
 
-SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 Script = Callable[..., int]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Run a script with arguments; its exit code."""
-
-    def run(name: str, *arguments: object) -> int:
-        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-        try:
-            runpy.run_path(str(SCRIPTS / name), run_name="__main__")
-        except SystemExit as ended:
-            return ended.code if isinstance(ended.code, int) else 2
-        return 0
-
-    return run
 
 
 def profile(model: Path, block_size: int) -> Profile:

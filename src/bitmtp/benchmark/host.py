@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -10,10 +9,8 @@ from statistics import median
 from bitmtp.backends.cuda.backend import CudaBackend
 from bitmtp.backends.cuda.profile import prepared_pass, seconds
 from bitmtp.backends.cuda.runtime import Runtime
-from bitmtp.decoding.decoder import Decoder, advance
+from bitmtp.benchmark.timed import timed_text
 from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.resident import can_reside, decode_resident
-from bitmtp.decoding.state import State
 from bitmtp.sampling import Sampling
 
 _REPLAYS, _ROUNDS = 20, 5
@@ -62,16 +59,5 @@ def _pass_seconds(backend: CudaBackend, width: int, history: int, masks: bool) -
 
 def _iteration_seconds(backend: CudaBackend, prompt: Sequence[int], tokens: int, block_size: int) -> float:
     policy = make_policy("speculative", block_size, block_size=block_size, verify_bound=0.0)
-    state = State(backend.open(), Sampling(), list(prompt), len(prompt))
-    decoder = Decoder(state, policy, len(prompt) + tokens, frozenset())
-    resident = can_reside(backend, decoder)
-    decoder.start(backend)
-    begun = time.perf_counter()
-    if resident:
-        for _ in decode_resident(backend, decoder):
-            pass
-    while decoder.finish is None:
-        advance(backend, [decoder])
-    taken = time.perf_counter() - begun
-    backend.close(state.sequence)
-    return taken / decoder.stats.iterations
+    taken, stats = timed_text(backend, policy, prompt, tokens, Sampling())
+    return taken / stats.iterations

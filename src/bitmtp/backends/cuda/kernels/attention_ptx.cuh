@@ -74,9 +74,3 @@ DEVICE void load_vector(float (&v)[N], const float* p) {
         v[0] = *p;
     }
 }
-
-DEVICE float inverse_root(float x) {
-    float y;
-    asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}

@@ -48,6 +48,19 @@ DEVICE float log_(float x) {
     return y * 0.693147181f;
 }
 
+// Approximate, but always alike: divisions that round correctly would take longer than the loads of a product's rows.
+DEVICE float inverse_root(float x) {
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+DEVICE float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Sum and maximum over a warp, in every lane; the butterfly gives all lanes the same bits.
 DEVICE float warp_sum(float x) {
 #pragma unroll

@@ -11,19 +11,6 @@ struct Levels {
     float inverse, factor, step;
 };
 
-// Approximate, but always alike: divisions that round correctly would take longer than the loads.
-DEVICE float inverse_root(float x) {
-    float y;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-DEVICE float reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 DEVICE Levels levels_of(float largest, float inverse) {
     largest = fmaxf(largest * inverse, 1e-5f);
     return {inverse, 127.f * reciprocal(largest), largest * (1.f / 127)};
