@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -153,10 +154,12 @@ class Terminal:
 
 
 def _own_terminal() -> None:
-    """Make standard input the controlling terminal, so that typing Ctrl-C sends SIGINT."""
+    """Make standard input the controlling terminal, so that typing Ctrl-C sends SIGINT, which is not ignored there even if
+    these tests run in the background."""
     import fcntl
     import termios
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 

@@ -65,11 +65,12 @@ def test_folders_are_read_whole(tmp_path: Path, changes: dict[str, Any], shards:
 
 @pytest.mark.parametrize("changes", MODELS)
 def test_a_start_computes_what_transformers_computes(tmp_path: Path, changes: dict[str, Any]) -> None:
+    torch: Any = pytest.importorskip("torch", reason="pip install 'bitmtp[train]'")
     from bitmtp.training.model import Model, load
 
     from . import others
 
-    torch, data = others.torch, SHAPE | changes
+    data = SHAPE | changes
     tensors = write_folder(tmp_path, data)
     source = read_source(tmp_path)
     ours = Model(source.config, torch.float32)
