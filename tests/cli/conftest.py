@@ -154,8 +154,10 @@ class Terminal:
 
 
 def _own_terminal() -> None:
-    """Make standard input the controlling terminal, so that typing Ctrl-C sends SIGINT, which is not ignored there even if
-    these tests run in the background."""
+    """Make standard input the controlling terminal, so that typing Ctrl-C sends SIGINT.
+
+    A shell's background jobs start with SIGINT ignored, and so would a test of them.
+    """
     import fcntl
     import termios
 
