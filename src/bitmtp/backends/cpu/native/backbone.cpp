@@ -113,13 +113,19 @@ void Backbone::project(const Layer& layer, int index) {
     context_.by_tiles(layer.qkv, 1, [&](int begin, int end) {
         kernels_.product(layer.qkv, input, begin, end, qkv_.data(), qkv_.size() / kMaxWidth);
     });
-    context_.by_rows(width_, [&](int row) { finish(layer, index, row); });
+    // By heads: neighbouring rows' keys share cache lines, which two threads would take from each other.
+    const int kv_heads = shape_.kv_heads;
+    context_.pool.parallel(kv_heads, width_ <= 2 ? kv_heads : 1, [&](int begin, int end, int) {
+        for (int kv_head = begin; kv_head < end; ++kv_head) {
+            for (int row = 0; row < width_; ++row) finish(layer, context_.kv.head(index, kv_head), kv_head, row);
+        }
+    });
 }
 
-// Bias, norm, rotation; queries are scaled, keys and values go to the store.
-void Backbone::finish(const Layer& layer, int index, int row) {
+// Bias, norm, rotation of a row's share of one kv head; queries are scaled, keys and values go to the store.
+void Backbone::finish(const Layer& layer, const HeadLayout& layout, int kv_head, int row) {
     const PlacedRow& placed = (*pass_)[row];
-    const int n = shape_.head_dim, slot = placed.slot % kPiecePositions;
+    const int n = shape_.head_dim, group = shape_.group(), slot = placed.slot % kPiecePositions;
     const float* cos = context_.weights.cos.data() + std::size_t(placed.row.position) * (n / 2);
     const float* sin = context_.weights.sin.data() + std::size_t(placed.row.position) * (n / 2);
     std::uint8_t* piece = placed.sequence->store.piece(placed.slot);
@@ -127,20 +133,18 @@ void Backbone::finish(const Layer& layer, int index, int row) {
         if (!norm.empty()) kernels_.norm(v, norm.data(), n, shape_.eps, v);
         kernels_.rope(v, cos, sin, n, scale);
     };
-    float* q = row_of(qkv_, row);
-    float* k = q + round_up(shape_.attention(), tile_rows);
+    float* q = row_of(qkv_, row) + kv_head * group * n;
+    float* k = row_of(qkv_, row) + round_up(shape_.attention(), tile_rows) + kv_head * n;
     float* v = k + round_up(shape_.kv(), tile_rows);
     if (!layer.q_bias.empty()) {
-        kernels_.add(q, layer.q_bias.data(), shape_.attention());
-        kernels_.add(k, layer.k_bias.data(), shape_.kv());
-        kernels_.add(v, layer.v_bias.data(), shape_.kv());
+        kernels_.add(q, layer.q_bias.data() + kv_head * group * n, group * n);
+        kernels_.add(k, layer.k_bias.data() + kv_head * n, n);
+        kernels_.add(v, layer.v_bias.data() + kv_head * n, n);
     }
-    for (int head = 0; head < shape_.heads; ++head) turn(q + head * n, layer.q_norm, 1.0f / std::sqrt(float(n)));
-    for (int head = 0; head < shape_.kv_heads; ++head) {
-        turn(k + head * n, layer.k_norm, 1.0f);
-        kernels_.store_key(piece, context_.kv.head(index, head), slot, k + head * n);
-        kernels_.store_value(piece, context_.kv.head(index, head), slot, v + head * n);
-    }
+    for (int head = 0; head < group; ++head) turn(q + head * n, layer.q_norm, 1.0f / std::sqrt(float(n)));
+    turn(k, layer.k_norm, 1.0f);
+    kernels_.store_key(piece, layout, slot, k);
+    kernels_.store_value(piece, layout, slot, v);
 }
 
 // A task takes up to eight rows of a sequence, which read each piece of K/V together while it is in the cache. Where

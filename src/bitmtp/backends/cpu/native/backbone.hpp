@@ -81,7 +81,7 @@ public:
 private:
     void prepare(const float* x, const Floats& norm, const PackedMatrix& next, int row);
     void project(const Layer& layer, int index);
-    void finish(const Layer& layer, int index, int row);
+    void finish(const Layer& layer, const HeadLayout& layout, int kv_head, int row);
 
     /// Rows order_[first … last) of one sequence against pieces [piece, piece_end) of one kv head.
     struct AttentionTask {
