@@ -47,6 +47,16 @@ def test_a_bootstrap_interval_covers_the_true_mean_as_often_as_it_says() -> None
     assert 0.90 < inside / 300 < 0.98
 
 
+def test_blocks_cover_cases_that_drift() -> None:
+    random, inside = np.random.default_rng(5), {1: 0, 12: 0}
+    for _ in range(200):
+        cases = np.repeat(random.normal(5.0, 1.0, 20), 6) + random.normal(0.0, 0.5, 120)
+        for block in inside:
+            inside[block] += bootstrap(120, lambda picks, cases=cases: cases[picks].mean(axis=1), block).holds(5.0)
+    assert inside[1] / 200 < 0.75
+    assert inside[12] / 200 > 0.85
+
+
 def test_cases_stay_paired_under_the_bootstrap() -> None:
     first = np.random.default_rng(4).uniform(1, 100, 50)
     second = 2 * first

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bitmtp.benchmark.environment import environment
 from bitmtp.benchmark.records import ResultLog
@@ -22,6 +22,7 @@ from bitmtp.study.measure import Measurement, Measurer
 from bitmtp.study.workloads import StudyRequest
 
 FORMAT = "bitmtp study 1"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def run(engine: Engine, plan: Plan, log: ResultLog, tick: Callable[[], None]) ->
     return Record(plan.name, plan.model, where, parts, plan.max_tokens, subjects, texts)
 
 
-def interleave(workloads: Sequence[Sequence[StudyRequest]]) -> Iterator[StudyRequest]:
+def interleave(workloads: Sequence[Sequence[T]]) -> Iterator[T]:
     """One request of each workload in turn, so that a machine that slows down slows all alike."""
     for place in range(max(map(len, workloads), default=0)):
         yield from (requests[place] for requests in workloads if place < len(requests))

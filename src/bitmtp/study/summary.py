@@ -1,4 +1,8 @@
-"""What the measurements of a study sum up to, with intervals; requests are the cases, and stay paired."""
+"""What the measurements of a study sum up to, with intervals; requests are the cases, and stay paired.
+
+Requests are in the order in which they were measured, and intervals resample stretches of a tenth of them, because a
+machine that others use too is slower for minutes at a time.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,10 @@ from numpy.typing import NDArray
 
 from bitmtp.evaluation.intervals import Estimate, bootstrap
 from bitmtp.study.measure import Measurement
-from bitmtp.study.record import Record
+from bitmtp.study.record import Record, interleave
 
 PERCENTILES = (50, 90, 95, 99)
+STRETCHES = 10  # that a study is cut into for its intervals
 ALL = "all"  # the workloads together
 RELATIVE = ("TPOT, × baseline", "latency, × baseline", "acceptance length", "passes per token")  # of `estimates`
 
@@ -71,7 +76,7 @@ def summarise(record: Record) -> dict[str, list[Figures]]:
     """Figures by workload, and of all together; the policies in the record's order."""
     texts = dict(record.texts)
     if len(texts) > 1:
-        texts[ALL] = [row for rows in record.texts.values() for row in rows]
+        texts[ALL] = list(interleave(list(record.texts.values())))
     return {workload: _workload(record, rows) for workload, rows in texts.items() if rows}
 
 
@@ -113,7 +118,7 @@ def _median(values: Sequence[float]) -> Estimate:
     if not values:
         return Estimate(0.0, 0.0, 0.0)
     cases = np.array(values, np.float64)
-    return bootstrap(len(cases), lambda picks: np.median(cases[picks], axis=1))
+    return bootstrap(len(cases), lambda picks: np.median(cases[picks], axis=1), _stretch(len(cases)))
 
 
 def _ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
@@ -125,7 +130,12 @@ def _ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
         np.divide(a[picks].sum(1), total, out=quotient, where=total > 0)
         return quotient
 
-    return bootstrap(len(a), statistic)
+    return bootstrap(len(a), statistic, _stretch(len(a)))
+
+
+def _stretch(count: int) -> int:
+    """Requests that are resampled together."""
+    return -(-count // STRETCHES)
 
 
 def _spread(values: Sequence[float]) -> Spread:

@@ -151,12 +151,11 @@ void Backbone::finish(const Layer& layer, const HeadLayout& layout, int kv_head,
 // that leaves too few tasks, blocks are smaller and each piece is a task, merged afterwards.
 void Backbone::plan_attention() {
     std::unordered_map<const Sequence*, std::vector<int>> by_sequence;
-    int most = 1, pieces = 1;
+    int most = 1;
     for (int row = 0; row < width_; ++row) {
         const PlacedRow& placed = (*pass_)[row];
         by_sequence[placed.sequence].push_back(row);
         most = std::max(most, int(placed.pieces.size()));
-        pieces = std::max(pieces, placed.pieces.back().piece + 1);
     }
     const int threads = context_.pool.threads(), kv_heads = shape_.kv_heads, wanted = 4 * threads;
     int size = kMostBlockRows, blocks = 0;
@@ -166,23 +165,29 @@ void Backbone::plan_attention() {
     splits_ = split ? most : 1;
 
     order_.clear();
+    pieces_.clear();
     tasks_.clear();
     for (const auto& [sequence, rows] : by_sequence) {
         const int count = int(rows.size()), first = int(order_.size()), parts = (count + size - 1) / size;
         order_.insert(order_.end(), rows.begin(), rows.end());
         for (int i = 0; i < parts; ++i) {
-            add_attention_tasks(first + count * i / parts, first + count * (i + 1) / parts, pieces, split);
+            add_attention_tasks(first + count * i / parts, first + count * (i + 1) / parts, split);
         }
     }
     resize_partials((width_ * kv_heads * splits_ + threads * kMostBlockRows) * shape_.group());
 }
 
-void Backbone::add_attention_tasks(int first, int last, int pieces, bool split) {
+void Backbone::add_attention_tasks(int first, int last, bool split) {
+    const int begin = int(pieces_.size());
+    for (int i = first; i < last; ++i) {
+        for (const PieceRuns& runs : (*pass_)[order_[i]].pieces) pieces_.push_back(runs.piece);
+    }
+    std::sort(pieces_.begin() + begin, pieces_.end());
+    pieces_.erase(std::unique(pieces_.begin() + begin, pieces_.end()), pieces_.end());
+    const int end = int(pieces_.size());
     for (int kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
-        if (!split) tasks_.push_back({first, last, kv_head, 0, pieces});
-        for (int piece = 0; split && piece < pieces; ++piece) {
-            tasks_.push_back({first, last, kv_head, piece, piece + 1});
-        }
+        if (!split) tasks_.push_back({first, last, kv_head, begin, end});
+        for (int at = begin; split && at < end; ++at) tasks_.push_back({first, last, kv_head, at, at + 1});
     }
 }
 
@@ -204,10 +209,10 @@ void Backbone::attend(int index) {
 }
 
 void Backbone::attend_task(const HeadLayout& layout, const AttentionTask& task, int thread) {
-    for (int piece = task.piece; piece < task.piece_end; ++piece) {
+    for (int place = task.piece; place < task.piece_end; ++place) {
         for (int at = task.first; at < task.last;) {
-            const int end = end_of_equals(at, task.last, piece);
-            attend_rows(layout, task.kv_head, piece, at, end, thread);
+            const int end = end_of_equals(at, task.last, pieces_[place]);
+            attend_rows(layout, task.kv_head, pieces_[place], at, end, thread);
             at = end;
         }
     }

@@ -83,14 +83,14 @@ private:
     void project(const Layer& layer, int index);
     void finish(const Layer& layer, const HeadLayout& layout, int kv_head, int row);
 
-    /// Rows order_[first … last) of one sequence against pieces [piece, piece_end) of one kv head.
+    /// Rows order_[first … last) of one sequence against pieces_[piece … piece_end) of one kv head.
     struct AttentionTask {
         int first, last;
         int kv_head;
         int piece, piece_end;
     };
     void plan_attention();
-    void add_attention_tasks(int first, int last, int pieces, bool split);
+    void add_attention_tasks(int first, int last, bool split);
     void resize_partials(int count);
     void attend(int index);
     void attend_task(const HeadLayout& layout, const AttentionTask& task, int thread);
@@ -119,6 +119,7 @@ private:
     Floats inner_;
     Floats product_;
     std::vector<int> order_;  ///< rows, those of a sequence side by side
+    std::vector<int> pieces_;  ///< that some row of a task sees, ascending; not all of a long history if rows are windowed
     std::vector<AttentionTask> tasks_;
     std::vector<std::vector<Query>> queries_;  ///< scratch of each thread
     // [row][kv head][split][head of the group], and spare ones for a task of each thread
