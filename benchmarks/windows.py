@@ -4,12 +4,12 @@
     python benchmarks/windows.py --history 1000 32000 --layers 2
     python benchmarks/windows.py --backend cuda --history 1000 32000 128000 1000000
 
-Behind each history the same passes are timed, taking turns: a draft pass that sees all, one that sees a window, and a
-verify pass with and without the anchor's row (behind a windowed draft it runs again). With ``--text`` the history is
-that text, and is continued under both drafts and autoregressively; all three must be the same text. Without it the K/V
-are those of arbitrary tokens, or of none at all where the backend can leave them out, at positions far beyond what the
-model was made for: such a run tells times only. ``--layers`` runs the first layers only, every one of which costs the
-same, where all of them would take too long to fill.
+Behind each history the same passes are timed, histories and passes taking turns: a draft pass that sees all, one that
+sees a window, and a verify pass with and without the anchor's row (behind a windowed draft it runs again). With
+``--text`` the history is that text, and is continued under both drafts and autoregressively; all three must be the same
+text. Without it the K/V are those of arbitrary tokens, or of none at all where the backend can leave them out, at
+positions far beyond what the model was made for: such a run tells times only. ``--layers`` runs the first layers only,
+every one of which costs the same, where all of them would take too long to fill.
 """
 
 from __future__ import annotations
@@ -41,15 +41,10 @@ VERIFIED = 5  # proposals of the verify pass that is timed
 MARGIN = 256  # positions behind the longest history
 
 
-def pass_times(backend: Backend, sequence: int, history: int, size: int, repeats: int) -> list[float]:
-    """Median milliseconds of: a draft pass, a windowed one, a verify pass, one that runs the anchor as well."""
-    state = State(sequence, Sampling(), [5] * (history + 1), history + 1, materialized=history)
-    passes: list[Callable[[], list[Row]]] = [
-        lambda: state.rows(masks(size)),
-        lambda: state.rows(masks(size), WINDOW),
-        lambda: _verify_rows(sequence, history, VERIFIED),
-        lambda: _verify_rows(sequence, history, VERIFIED + 1),
-    ]
+def pass_times(backend: Backend, sequence: int, histories: Sequence[int], size: int, repeats: int) -> list[list[float]]:
+    """For each history, median milliseconds of: a draft pass, a windowed one, a verify pass, one that runs the anchor
+    as well. All histories are beginnings of the sequence's, and take turns."""
+    passes = [make for history in histories for make in _passes(backend.fork(sequence, history), history, size)]
     found: list[list[float]] = [[] for _ in passes]
     for _ in range(repeats + 1):
         for make, times in zip(passes, found, strict=True):
@@ -57,7 +52,19 @@ def pass_times(backend: Backend, sequence: int, history: int, size: int, repeats
             begun = time.perf_counter()
             backend.step(rows)
             times.append((time.perf_counter() - begun) * 1e3)
-    return [median(times[1:]) for times in found]  # buffers grow in the first round
+    medians = [median(times[1:]) for times in found]  # buffers grow in the first round
+    kinds = len(medians) // len(histories)
+    return [medians[place : place + kinds] for place in range(0, len(medians), kinds)]
+
+
+def _passes(sequence: int, history: int, size: int) -> list[Callable[[], list[Row]]]:
+    state = State(sequence, Sampling(), [5] * (history + 1), history + 1, materialized=history)
+    return [
+        lambda: state.rows(masks(size)),
+        lambda: state.rows(masks(size), WINDOW),
+        lambda: _verify_rows(sequence, history, VERIFIED),
+        lambda: _verify_rows(sequence, history, VERIFIED + 1),
+    ]
 
 
 def _verify_rows(sequence: int, history: int, width: int) -> list[Row]:
@@ -101,41 +108,38 @@ def fill(backend: Backend, sequence: int, tokens: Sequence[int], length: int) ->
         backend.prefill(sequence, tokens[backend.length(sequence) : length])
 
 
-def report(history: int, times: Sequence[float], first: float, rates: Sequence[float]) -> None:
-    """One line."""
-    full, windowed, verify, again = times
-    saved = (full + verify - windowed - again) / (full + verify)
-    line = f"{history:8}  {full:8.2f}  {windowed:8.2f}  {windowed / first:12.2f}  {verify:9.2f}  {saved:6.0%}"
-    print(line + "".join(f"  {rate:8.2f}" for rate in rates), flush=True)
+def report(histories: Sequence[int], times: Sequence[Sequence[float]], rates: Sequence[Sequence[float]]) -> None:
+    """One line a history."""
+    for history, (full, windowed, verify, again), found in zip(histories, times, rates, strict=True):
+        saved = (full + verify - windowed - again) / (full + verify)
+        line = f"{history:8}  {full:8.2f}  {windowed:8.2f}  {windowed / times[0][1]:12.2f}  {verify:9.2f}  {saved:6.0%}"
+        print(line + "".join(f"  {rate:8.2f}" for rate in found))
 
 
 def run_text(loaded: Checkpoint, backend: Backend, options: argparse.Namespace) -> None:
     """Real text; times are those of the first place, tokens an iteration the mean over places."""
-    longest, first = max(options.history), 0.0
+    longest, rates = max(options.history), []
     ids = Tokenizer(loaded.path, loaded.config.vocab_size).encode(Path(options.text).read_text(encoding="utf-8"))
     if len(ids) < options.places * (longest + 1):
         raise SystemExit(f"{options.text}: {len(ids)} tokens, {options.places * (longest + 1)} needed")
     starts = [place * (len(ids) - longest - 1) // max(options.places - 1, 1) for place in range(options.places)]
     sequences = [backend.open() for _ in starts]
     for history in options.history:
-        rates = []
+        found = []
         for start, sequence in zip(starts, sequences, strict=True):
             backend.prefill(sequence, ids[start + backend.length(sequence) : start + history])
-            rates.append(tokens_per_iteration(backend, sequence, ids[start : start + history + 1], options))
-        times = pass_times(backend, sequences[0], history, options.block_size, options.repeats)
-        first = first or times[1]
-        report(history, times, first, [sum(each) / len(each) for each in zip(*rates, strict=True)])
+            found.append(tokens_per_iteration(backend, sequence, ids[start : start + history + 1], options))
+        rates.append([sum(each) / len(each) for each in zip(*found, strict=True)])
+    times = pass_times(backend, sequences[0], options.history, options.block_size, options.repeats)
+    report(options.history, times, rates)
 
 
 def run_synthetic(backend: Backend, options: argparse.Namespace) -> None:
     """Times only."""
-    sequence, first = backend.open(), 0.0
-    tokens = [5 + index % 1000 for index in range(max(options.history))]
-    for history in options.history:
-        fill(backend, sequence, tokens, history)
-        times = pass_times(backend, sequence, history, options.block_size, options.repeats)
-        first = first or times[1]
-        report(history, times, first, ())
+    sequence, longest = backend.open(), max(options.history)
+    fill(backend, sequence, [5 + index % 1000 for index in range(longest)], longest)
+    times = pass_times(backend, sequence, options.history, options.block_size, options.repeats)
+    report(options.history, times, [()] * len(times))
 
 
 def cut(loaded: Checkpoint, layers: int | None, positions: int) -> Checkpoint:
@@ -145,7 +149,7 @@ def cut(loaded: Checkpoint, layers: int | None, positions: int) -> Checkpoint:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print one line a history."""
+    """Print the table."""
     loaded = checkpoint.read(options.model or shipped_model())
     positions = max(loaded.config.max_position, max(options.history) + MARGIN)
     if not options.text:
