@@ -33,6 +33,8 @@ SAMPLINGS = {
 AUTOREGRESSIVE = make_policy("autoregressive", 16)
 CHEAP = Tuning(CostTable((1, 64), (3.0, 3.5)))
 POLICIES = {
+    "speculative": make_policy("speculative", 16, block_size=16, verify_bound=0.0),
+    "hybrid, never sure enough": make_policy("hybrid", 16, tau=1.0, min_prefix=8),
     "spine": Policy("spine", 8, Verify.ALWAYS, topology=spine(6, (0, 2, 2, 1))),
     "tree": Policy("tree", 16, Verify.ALWAYS, topology=tree("t", [(0,) * 9, (0, 1, 0, 0), (0, 0, 1), (0, 2)])),
     "window": Policy("window", 8, Verify.ALWAYS, window=Window(1, 3)),

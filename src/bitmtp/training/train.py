@@ -212,8 +212,8 @@ class Trainer:
         file = Path(self.config.output) / "evaluation.json"
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         self._log_heldout(result)
-        own = result.get("next_ce", result["teacher_ce"])  # a frozen model is its own original
-        self.report.say(f"held-out next-token loss {own:.4f}, original model {result['teacher_ce']:.4f}")
+        own = "frozen" if self.start else f"{result['next_ce']:.4f}"
+        self.report.say(f"held-out next-token loss {own}, original model {result['teacher_ce']:.4f}")
 
     def save(self) -> None:
         """Write ``<output>/state.pt``, whole or not at all. Anchors and data order are keyed, so no generator's state
