@@ -114,8 +114,8 @@ def _layer_tensor(random: np.random.Generator, name: str, spec: TensorSpec) -> N
         return random.uniform(0.03, 0.08, spec.shape).astype(np.float32)
     if name.endswith(".scale"):
         return random.uniform(0.12, 0.4, spec.shape).astype(np.float32)
-    if name.startswith("chain.") or name.endswith(".bias"):
-        return random.normal(0, 0.2, spec.shape).astype(np.float32)
+    if name.startswith(("chain.", "medusa.")) or name.endswith(".bias"):
+        return random.normal(0, 0.2, spec.shape).astype(spec.dtype)
     return random.uniform(0.6, 1.4, spec.shape).astype(np.float32)
 
 

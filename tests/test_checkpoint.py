@@ -25,6 +25,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"ternary_scale": "group", "embedding_bits": 2, "attention_bias": True},
     {"embedding_bits": 4, "qk_norm": True, "sub_norm": False, "block_size": 1},
     {"embedding_bits": 16, "head_activation_bits": 16, "chain_rank": 4, "kv_type": "float32"},
+    {"drafter": "medusa", "block_size": 4},
 ]
 Edit = Callable[[dict[str, Any]], object]
 
@@ -105,6 +106,12 @@ def test_shapes_of_the_specification() -> None:
     assert specs["chain.hidden.weight"].shape == (4, 64)
     assert specs["head.scale"].shape == (320,)
     assert "mask_embedding.weight" not in tensor_specs(tiny_config(block_size=1))
+    heads = tensor_specs(tiny_config(drafter="medusa", block_size=3))
+    assert {name for name in heads if name.startswith(("mask", "medusa"))} == {
+        f"medusa.{index}.{kind}" for index in range(2) for kind in ("weight", "bias")
+    }
+    assert (heads["medusa.1.weight"].shape, heads["medusa.1.weight"].dtype) == ((32, 32), "float16")
+    assert (heads["medusa.1.bias"].shape, heads["medusa.1.bias"].dtype) == ((32,), "float32")
     assert "head.weight" not in tensor_specs(tiny_config(tie_embeddings=True))
 
 

@@ -97,6 +97,8 @@ def test_sizes() -> None:
         ({"block_size": 0}, "block_size is 0"),
         ({"block_size": 33}, "block_size is 33"),
         ({"chain_rank": -1}, "chain_rank is -1"),
+        ({"drafter": "eagle"}, "drafter is 'eagle'"),
+        ({"drafter": "medusa", "chain_rank": 4}, "drafter 'medusa' has no chain"),
         ({"num_heads": 3}, "num_heads 3 is not a multiple of num_kv_heads 2"),
         ({"head_dim": 7}, "head_dim is 7"),
         ({"embedding_bits": 16}, "go together"),

@@ -88,13 +88,22 @@ def _layer_specs(config: ModelConfig) -> Iterator[tuple[str, TensorSpec]]:
         yield f"{name}.weight", TensorSpec((size,), "float32")
 
 
+def _drafter_specs(config: ModelConfig) -> Iterator[tuple[str, TensorSpec]]:
+    masks, hidden = config.block_size - 1, config.hidden_size
+    if config.drafter == "medusa":
+        for index in range(masks):
+            yield f"medusa.{index}.weight", TensorSpec((hidden, hidden), "float16")
+            yield f"medusa.{index}.bias", TensorSpec((hidden,), "float32")
+    elif masks:
+        yield "mask_embedding.weight", TensorSpec((masks, hidden), "float32")
+
+
 def tensor_specs(config: ModelConfig) -> dict[str, TensorSpec]:
     """Every tensor of a checkpoint with this config, by name."""
     specs = dict(_vocabulary_specs(config, "embedding"))
     if not config.tie_embeddings:
         specs |= dict(_vocabulary_specs(config, "head"))
-    if config.block_size > 1:
-        specs["mask_embedding.weight"] = TensorSpec((config.block_size - 1, config.hidden_size), "float32")
+    specs |= dict(_drafter_specs(config))
     if config.chain_rank:
         specs["chain.hidden.weight"] = TensorSpec((config.chain_rank, 2 * config.hidden_size), "float32")
         specs["chain.output.weight"] = TensorSpec((config.hidden_size, config.chain_rank), "float32")

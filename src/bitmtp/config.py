@@ -16,6 +16,7 @@ Activation = Literal["silu", "relu2"]
 ScaleLayout = Literal["tensor", "row", "group"]
 ActivationScale = Literal["row", "group"]
 KVType = Literal["float16", "float32"]
+Drafter = Literal["masks", "medusa"]
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "architecture": ("llama",),
@@ -26,6 +27,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "embedding_bits": (2, 4, 8, 16),
     "head_activation_bits": (8, 16),
     "kv_type": ("float16", "float32"),
+    "drafter": ("masks", "medusa"),
 }
 # What a field may hold, by its annotation (a tuple: each of its values).
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -39,6 +41,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "ScaleLayout": (str,),
     "ActivationScale": (str,),
     "KVType": (str,),
+    "Drafter": (str,),
 }
 ROPE_SCALINGS = ("linear", "yarn", "llama3")
 _POSITIVE = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
@@ -118,6 +121,7 @@ class ModelConfig:
     head_activation_bits: int = 8
     kv_type: KVType = "float16"
     block_size: int = 1
+    drafter: Drafter = "masks"
     chain_rank: int = 0
 
     def __post_init__(self) -> None:
@@ -135,6 +139,8 @@ class ModelConfig:
             raise ConfigError(f"block_size is {self.block_size}; it must lie between 1 and 32")
         if not 0 <= self.chain_rank <= 4096:
             raise ConfigError(f"chain_rank is {self.chain_rank}; it must lie between 0 (no chain) and 4096")
+        if self.chain_rank and self.drafter != "masks":
+            raise ConfigError(f"chain_rank is {self.chain_rank}; drafter {self.drafter!r} has no chain")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:

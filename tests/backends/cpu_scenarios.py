@@ -47,18 +47,41 @@ def random_tree(
     parents = [int(random.integers(-1, i)) if random.random() < branching else i - 1 for i in range(count)]
     place = random.permutation(count) if shuffled else np.arange(count)
     rows: list[Row | None] = [None] * count
-    visible, position = [0] * count, [0] * count
-    for index, parent in enumerate(parents):
+    visible, position, tokens = [0] * count, [0] * count, list[int]()
+    for index in range(count):
+        tokens.append(_random_token(random, config, parents, tokens))
+        parent = parents[index]
         own = int(place[index])
         visible[index] = 1 << own | (visible[parent] if parent >= 0 else 0)
         position[index] = position[parent] + 1 if parent >= 0 else length
-        masked = config.block_size > 1 and index > 0 and random.random() < 0.4
-        token = mask(int(random.integers(1, config.block_size))) if masked else int(random.integers(config.vocab_size))
         window = Window(int(random.integers(0, 6)), int(random.integers(1, 300))) if random.random() < 0.2 else None
         head = Head(int(random.choice([0, 1, 2], p=[0.2, 0.3, 0.5])))
         choice = random_choice(random, config.vocab_size)
-        rows[own] = Row(sequence, token, position[index], visible[index], head, choice, window)
+        rows[own] = Row(sequence, tokens[index], position[index], visible[index], head, choice, window)
     return [row for row in rows if row is not None]
+
+
+def _random_token(random: np.random.Generator, config: ModelConfig, parents: list[int], tokens: list[int]) -> int:
+    """The next row's token. Medusa masks hang from tokens, and tokens from tokens, if need be from another parent."""
+    index, depths = len(tokens), list(range(1, config.block_size))
+    masked = config.block_size > 1 and index > 0 and random.random() < 0.4
+    if config.drafter == "medusa":
+        while not masked and parents[index] >= 0 and tokens[parents[index]] < 0:
+            parents[index] = parents[parents[index]]
+        above = _ancestors(parents, index)
+        depths = [depth for depth in depths if depth <= len(above) and tokens[above[depth - 1]] >= 0]
+        masked = masked and bool(depths)
+        if not masked and above and tokens[above[0]] < 0:
+            parents[index] = -1
+    return mask(int(random.choice(depths))) if masked else int(random.integers(config.vocab_size))
+
+
+def _ancestors(parents: list[int], index: int) -> list[int]:
+    """Nearest first."""
+    above = []
+    while (index := parents[index]) >= 0:
+        above.append(index)
+    return above
 
 
 def committed_order(rows: list[Row], length: int, random: np.random.Generator) -> list[int]:

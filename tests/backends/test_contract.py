@@ -23,6 +23,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"activation": "relu2", "attention_bias": True, "embedding_bits": 4, "sub_norm": False},
     {"hidden_size": 256, "num_heads": 8, "head_dim": 16, "intermediate_size": 384, "chain_rank": 4, "embedding_bits": 2,
      "ternary_scale": "group", "group_size": 128},
+    {"drafter": "medusa"},
+    {"drafter": "medusa", "embedding_bits": 16, "head_activation_bits": 16, "hidden_size": 48, "sub_norm": False},
 ]  # fmt: skip
 SAMPLED = Choice.with_counts(
     Sampling(0.9, top_p=0.95, seed=3, repetition_penalty=1.2, presence_penalty=0.3), {40: 2, 50: 0, 60: 1}
@@ -279,6 +281,56 @@ def test_sequences_share_a_pass(backend: Backend) -> None:
     backend.materialize(sequences[1], range(3))
     backend.materialize(sequences[0], range(2))
     assert [backend.length(sequence) for sequence in sequences] == [7, 33, 1]
+
+
+# Medusa heads: a mask row is made of its anchor's
+
+
+@pytest.fixture
+def medusa(backend_name: str) -> Backend:
+    return backend_or_skip(backend_name, random_checkpoint(tiny_config(drafter="medusa")))
+
+
+def test_a_medusa_row_is_its_anchor_s(medusa: Backend) -> None:
+    """Whatever stands between them; and the anchor needs no head."""
+    sequence = medusa.open()
+    medusa.prefill(sequence, text_of(medusa.config, 12))
+    rows = draft(sequence, [44], 12, 4)
+    outputs = run(medusa, rows)
+    assert len({output[4] for output in outputs if output}) == 5
+    alone = [replace(rows[0], head=Head.NONE), replace(rows[3], visible=0b11)]
+    assert run(medusa, alone)[1] == outputs[3]
+    windowed = [replace(rows[0], window=Window(1, 3)), *rows[1:]]
+    assert [a != b for a, b in zip(run(medusa, windowed), outputs, strict=True)] == [True] * 5
+    own = [rows[0], *(replace(row, window=Window(1, 3)) for row in rows[1:])]
+    assert run(medusa, own) == outputs
+
+
+def test_medusa_rows_are_those_of_the_reference(medusa: Backend) -> None:
+    reference = make_backend("reference", random_checkpoint(medusa.config))
+    found = []
+    for backend in (medusa, reference):
+        first, second = backend.open(), backend.open()
+        backend.prefill(first, text_of(backend.config, 9))
+        tree, _ = random_tree(np.random.default_rng(4), backend.config, first, 9, 20)
+        block = [replace(row, choice=SAMPLED) for row in draft(second, text_of(backend.config, 3), 0, 7)]
+        found.append(run(backend, [row for pair in zip(tree, block, strict=False) for row in pair]))
+    assert found[0] == found[1]
+
+
+def test_medusa_passes_refused(medusa: Backend) -> None:
+    sequence = medusa.open()
+    medusa.prefill(sequence, text_of(medusa.config, 5))
+    (anchor, first, second), behind = draft(sequence, [40], 5, 2), Row(sequence, 41, 7, 0b111)
+    for rows in (
+        [replace(first, visible=1)],  # its anchor is history
+        [anchor, replace(first, visible=0b10)],  # it does not see it
+        [anchor, first, replace(first, position=7, visible=0b111)],  # nor this one: a mask stands there
+        [anchor, first, behind],  # a mask has no keys
+    ):
+        with pytest.raises(ValueError, match=r"mask"):
+            medusa.step(rows)
+    assert medusa.step([anchor, first, second])
 
 
 # Windows

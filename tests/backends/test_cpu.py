@@ -34,6 +34,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "chain_rank": 20, "embedding_bits": 16, "head_activation_bits": 16, "tie_embeddings": True,
     },
     "no masks": {"block_size": 1},
+    "medusa": {"drafter": "medusa", "block_size": 6},
+    "medusa on a tied float head": {
+        "drafter": "medusa", "embedding_bits": 16, "head_activation_bits": 16, "tie_embeddings": True,
+    },
+    "medusa, odd sizes": {"drafter": "medusa", "hidden_size": 100, "head_dim": 20, "vocab_size": 331},
     "one kv head": {"num_heads": 7, "num_kv_heads": 1, "hidden_size": 52, "intermediate_size": 76},
     "odd heads": {"num_heads": 6, "num_kv_heads": 3, "head_dim": 22, "qk_norm": True, "kv_type": "float32"},
     "odd sizes": {"hidden_size": 100, "intermediate_size": 148, "vocab_size": 331, "head_dim": 20},
@@ -74,7 +79,13 @@ def test_every_instruction_set(isa: str, monkeypatch: pytest.MonkeyPatch) -> Non
         pytest.skip(reason)
     grouped = {"ternary_scale": "group", "group_size": 32, "embedding_bits": 2, "tie_embeddings": True}
     grouped |= {"hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
-    for options in ({"chain_rank": 6}, {"ternary_scale": "group", "embedding_bits": 4}, MODELS["float head"], grouped):
+    for options in (
+        {"chain_rank": 6},
+        {"drafter": "medusa"},
+        {"ternary_scale": "group", "embedding_bits": 4},
+        MODELS["float head"],
+        grouped,
+    ):
         pair = pair_of(options)
         assert pair.subject.describe()["kernels"] == isa
         exercise(pair, seed=3, history=270)

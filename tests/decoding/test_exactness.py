@@ -19,6 +19,7 @@ from bitmtp.decoding.shaper import Shaper
 from bitmtp.decoding.state import State
 from bitmtp.decoding.topology import spine, tree
 from bitmtp.engine import Engine, Request
+from bitmtp.errors import BackendError
 from bitmtp.numerics import UInt32
 from bitmtp.sampling import Sampling
 
@@ -32,6 +33,8 @@ SAMPLINGS = {
 AUTOREGRESSIVE = make_policy("autoregressive", 16)
 CHEAP = Tuning(CostTable((1, 64), (3.0, 3.5)))
 POLICIES = {
+    "speculative": make_policy("speculative", 16, block_size=16, verify_bound=0.0),
+    "hybrid, never sure enough": make_policy("hybrid", 16, tau=1.0, min_prefix=8),
     "spine": Policy("spine", 8, Verify.ALWAYS, topology=spine(6, (0, 2, 2, 1))),
     "tree": Policy("tree", 16, Verify.ALWAYS, topology=tree("t", [(0,) * 9, (0, 1, 0, 0), (0, 0, 1), (0, 2)])),
     "window": Policy("window", 8, Verify.ALWAYS, window=Window(1, 3)),
@@ -52,9 +55,13 @@ def write(
     return state.committed[len(prompt) :]
 
 
-@pytest.fixture(params=[0, 4], ids=["plain", "chain"])
+@pytest.fixture(params=[{}, {"chain_rank": 4}, {"drafter": "medusa"}], ids=["plain", "chain", "medusa"])
 def backend(request: pytest.FixtureRequest, backend_name: str) -> Backend:
-    return make_backend(backend_name, random_checkpoint(tiny_config(chain_rank=request.param), seed=3))
+    made = random_checkpoint(tiny_config(**request.param), seed=3)
+    try:
+        return make_backend(backend_name, made)
+    except BackendError as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

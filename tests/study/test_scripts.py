@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bitmtp import checkpoint
 from bitmtp.benchmark.records import model_fingerprint
 from bitmtp.tuning import search
 from bitmtp.tuning.profile import Profile
@@ -63,32 +62,3 @@ def test_baselines_write_the_same_text(
     lines = capsys.readouterr().out.splitlines()
     assert sum("prompt lookup" in line for line in lines) == 2
     assert all(line.endswith("2 of 2") for line in lines if line.startswith("bitmtp"))
-
-
-def test_drafting_is_bolted_on(
-    script: Script, tiny_model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("torch", reason="pip install 'bitmtp[train]'")
-    text = tmp_path / "text.jsonl"
-    text.write_text("".join(json.dumps({"text": f"{n} and {n} make {2 * n}. " * 4}) + "\n" for n in range(300)))
-    given = ["--model", tiny_model, "--output", tmp_path / "made"]
-    small = ["--seconds", "0.5", "--batch-size", "2", "--seq-len", "48"]
-    assert script("bolt_on.py", "train", *given, "--data", text, *small) == 0
-    before, after = checkpoint.read(tiny_model), checkpoint.read(tmp_path / "made" / "masks")
-    changed = [name for name, tensor in after.tensors.items() if not (tensor == before.tensors[name]).all()]
-    assert changed == ["mask_embedding.weight"]
-    capsys.readouterr()
-    given += [
-        "--questions",
-        data,
-        "--workloads",
-        "plain",
-        "--limit",
-        "1",
-        "--max-tokens",
-        "8",
-        "--backend",
-        "reference",
-    ]
-    assert script("bolt_on.py", "acceptance", *given) == 0
-    assert "tokens a pass" in capsys.readouterr().out

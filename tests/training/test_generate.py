@@ -33,7 +33,7 @@ def test_greedy_rows_are_the_models_own_continuations(tiny: Path) -> None:
     config = GenerateConfig(seconds=1e9, repeats=2, batch_size=4, max_prompt=75, max_new=6, temperature=0.0)
     eos = greedy(model, prompts[0].tolist(), 3, -1)[2]  # the third token of an answer ends it
     end = np.array([7], np.int32)
-    corpus = generate(model, prompts, config, eos=eos, end=end, seed=0)
+    corpus = generate(model, None, prompts, config, eos=eos, end=end, seed=0)
     assert set(corpus.repeats) == {2}
     rows = np.split(corpus.tokens, np.cumsum(corpus.lengths)[:-1])
     expected = set()
@@ -51,10 +51,10 @@ def test_every_second_row_is_sampled_and_the_budget_stops_it(tiny: Path) -> None
     load(model, source.tensors)
     prompts = [np.array([9, 8, 7], np.int32)] * 8
     config = GenerateConfig(seconds=1e9, batch_size=8, max_new=12, temperature=5.0)
-    corpus = generate(model, prompts, config, eos=-1, end=np.zeros(0, np.int32), seed=0)
+    corpus = generate(model, None, prompts, config, eos=-1, end=np.zeros(0, np.int32), seed=0)
     rows = corpus.tokens.reshape(8, 15)
     assert len({tuple(row) for row in rows[::2].tolist()}) == 1
     assert len({tuple(row) for row in rows[1::2].tolist()}) == 4
-    stopped = generate(model, prompts * 4, GenerateConfig(seconds=1e-6, batch_size=8, max_new=2), eos=-1,
+    stopped = generate(model, None, prompts * 4, GenerateConfig(seconds=1e-6, batch_size=8, max_new=2), eos=-1,
                        end=np.zeros(0, np.int32), seed=0)  # fmt: skip
     assert len(stopped.lengths) in (0, 8)

@@ -12,7 +12,7 @@ from bitmtp.training.config import TrainConfig
 from bitmtp.training.export import student_config
 from bitmtp.training.layout import Blocks, block_sizes, draw_anchors
 from bitmtp.training.model import Model, int8, load, ternary
-from bitmtp.training.objective import Objective, fused_head
+from bitmtp.training.objective import Joint, fused_head
 
 
 def plain_loss(hidden, matrix, target_hidden, target_matrix, labels, ce_weight, kl_weight):
@@ -130,7 +130,8 @@ def test_objective_is_the_plain_sum_over_rows(models, self_target: bool) -> None
         torch.from_numpy(draw_anchors(config, 0))
     )
     blend = torch.tensor(1.0)
-    metrics = Objective(student, teacher, config)(tokens, layout, blend, self_target=self_target)
+    objective = Joint(student, teacher, config)
+    metrics = objective(tokens, layout, blend, self_target=self_target)
     with torch.no_grad():
         matrix = student.embedding_matrix(blend)
         normed = student(tokens[:, :-1], matrix, layout, blend)
@@ -157,7 +158,7 @@ def test_objective_is_the_plain_sum_over_rows(models, self_target: bool) -> None
                     total += weight / 2 * plain_loss(version[None], matrix, *target, label[:1], zero, one)
                 weights += weight
     assert torch.allclose(metrics.loss, total / weights, rtol=1e-4)
-    assert metrics.plain.shape == (4,)
+    assert metrics.values.shape == (len(objective.names),) == (10,)
     metrics.loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in student.parameters())
     assert all(p.grad is None for p in teacher.parameters())

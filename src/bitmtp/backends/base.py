@@ -42,7 +42,8 @@ class Row:
 
     Attributes:
         sequence: handle from :meth:`Backend.open`.
-        token: a token id, or :func:`mask` of a depth.
+        token: a token id, or :func:`mask` of a depth. A Medusa head's mask is computed from the row it hangs from, its
+            anchor, which must be a row of the pass that it sees; no row with a token may see it.
         position: where it stands in the text.
         visible: bit i is set if it sees the i-th row *of its own sequence* in this pass; its own bit is set, and the
             rows seen stand at distinct positions, none after its own.

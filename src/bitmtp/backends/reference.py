@@ -189,11 +189,7 @@ class ReferenceBackend:
         if not 1 <= len(rows) <= MAX_WIDTH:
             raise ValueError(f"a pass has 1 to {MAX_WIDTH} rows, not {len(rows)}")
         self._begin(rows)
-        x = np.stack([self._embed(row.token) for row in rows])
-        for index, layer in enumerate(self._layers):
-            x = self._attend(x, rows, index, layer)
-            x = self._feed_forward(x, index, layer)
-        final = norm(x, self._tensor("norm.weight"), self.config.norm_eps)
+        final = self._hidden(rows)
         outputs: list[Output | None] = [None] * len(rows)
         # A mask's parent stands before it in the text, wherever it stands in the pass.
         for index in sorted(range(len(rows)), key=lambda i: rows[i].position):
@@ -201,6 +197,35 @@ class ReferenceBackend:
             parent = self._parent(rows, outputs, index) if self.config.chain_rank and row.token < 0 else None
             outputs[index] = self._output(row, final[index], parent, top, logits) if row.head else None
         return outputs
+
+    def _hidden(self, rows: Sequence[Row]) -> list[Float32]:
+        """Final-normed rows; those of Medusa heads pass through no layer."""
+        medusa, slots = self.config.drafter == "medusa", self._slots(rows)
+        through = [index for index, row in enumerate(rows) if row.token >= 0 or not medusa]
+        passing, places = [rows[index] for index in through], [slots[index] for index in through]
+        x = np.stack([self._embed(row.token) for row in passing])
+        for index, layer in enumerate(self._layers):
+            x = self._attend(x, passing, places, index, layer)
+            x = self._feed_forward(x, index, layer)
+        normed = dict(zip(through, norm(x, self._tensor("norm.weight"), self.config.norm_eps), strict=True))
+        return [normed[index] if index in normed else self._guess(rows, normed, index) for index in range(len(rows))]
+
+    def _guess(self, rows: Sequence[Row], normed: dict[int, Float32], index: int) -> Float32:
+        """A mask row of a Medusa head, from its anchor's."""
+        depth = -rows[index].token
+        anchor = self._seen_at(rows, index, rows[index].position - depth)
+        assert anchor is not None
+        weight = self._tensor(f"medusa.{depth - 1}.weight").astype(np.float32)
+        return normed[anchor] + _silu(lane_sum(weight * normed[anchor]) + self._tensor(f"medusa.{depth - 1}.bias"))
+
+    def _slots(self, rows: Sequence[Row]) -> list[int]:
+        """Where each row's K/V goes, behind its sequence's history."""
+        next_slot = {row.sequence: self._stores[row.sequence].length for row in rows}
+        slots = []
+        for row in rows:
+            slots.append(next_slot[row.sequence])
+            next_slot[row.sequence] += 1
+        return slots
 
     def _begin(self, rows: Sequence[Row]) -> None:
         """Check the whole pass, then note its rows and make room for their K/V."""
@@ -217,6 +242,8 @@ class ReferenceBackend:
         for sequence, siblings in own.items():
             for index in range(len(siblings)):
                 _check_visible(siblings, index, self._stores[sequence].length)
+                if self.config.drafter == "medusa":
+                    _check_anchor(siblings, index)
         for sequence, siblings in own.items():
             store = self._stores[sequence]
             store.rows = siblings
@@ -231,7 +258,9 @@ class ReferenceBackend:
             row = dequantise_rows(self._checkpoint, "embedding", np.array([token], np.int32))[0]
         return row
 
-    def _attend(self, x: Float32, rows: Sequence[Row], index: int, layer: dict[str, _Matrix]) -> Float32:
+    def _attend(
+        self, x: Float32, rows: Sequence[Row], slots: Sequence[int], index: int, layer: dict[str, _Matrix]
+    ) -> Float32:
         config, prefix = self.config, f"layers.{index}."
         h = norm(x, self._tensor(f"{prefix}attention_norm.weight"), config.norm_eps)
         q, k, v = (self._heads(layer[f"attention.{name}"].product(h)) for name in "qkv")
@@ -243,12 +272,9 @@ class ReferenceBackend:
         k = self._rope(k, positions)
         kept = np.dtype(config.kv_type)
         k, v = k.astype(kept).astype(np.float32), v.astype(kept).astype(np.float32)
-        places: list[int] = []
-        for row in rows:
+        for row, slot, key, value in zip(rows, slots, k, v, strict=True):
             store = self._stores[row.sequence]
-            places.append(sum(1 for earlier in rows[: len(places)] if earlier.sequence == row.sequence))
-            slot = store.length + places[-1]
-            store.keys[index, :, slot], store.values[index, :, slot] = k[len(places) - 1], v[len(places) - 1]
+            store.keys[index, :, slot], store.values[index, :, slot] = key, value
         attended = self._attention(rows, q, index).reshape(len(rows), -1)
         if config.sub_norm:
             attended = norm(attended, self._tensor(f"{prefix}attention.sub_norm.weight"), config.norm_eps)
@@ -314,13 +340,15 @@ class ReferenceBackend:
 
     def _parent(self, rows: Sequence[Row], outputs: list[Output | None], index: int) -> int | None:
         """Token chosen by the row this mask continues, if that row has a head."""
-        row, store = rows[index], self._stores[rows[index].sequence]
+        place = self._seen_at(rows, index, rows[index].position - 1)
+        parent = None if place is None else outputs[place]
+        return None if parent is None else parent.token
+
+    def _seen_at(self, rows: Sequence[Row], index: int, position: int) -> int | None:
+        """Place in the pass of the row that this one sees at a position."""
+        row = rows[index]
         own = [place for place, other in enumerate(rows) if other.sequence == row.sequence]
-        for place in _bits(row.visible):
-            if store.rows[place].position == row.position - 1:
-                parent = outputs[own[place]]
-                return None if parent is None else parent.token
-        return None
+        return next((own[i] for i in _bits(row.visible) if rows[own[i]].position == position), None)
 
     def _output(self, row: Row, hidden: Float32, parent: int | None, top: int, want: bool) -> Output:
         raw = self._logits(hidden, row.head)
@@ -362,6 +390,18 @@ def _check_visible(siblings: Sequence[Row], index: int, history: int) -> None:
     seen = [siblings[i].position for i in _bits(row.visible)]
     if len(set(seen)) != len(seen) or min(seen) < history or max(seen) > row.position:
         raise ValueError(f"row {index} of sequence {row.sequence} sees positions that it must not")
+
+
+def _check_anchor(siblings: Sequence[Row], index: int) -> None:
+    """Rows of Medusa heads are made of their anchor's last row, and have no K/V that another row could see."""
+    row, seen = siblings[index], [siblings[i] for i in _bits(siblings[index].visible)]
+    if row.token >= 0:
+        fits = all(other.token >= 0 for other in seen)
+    else:
+        fits = any(other.token >= 0 and other.position == row.position + row.token for other in seen)
+    if not fits:
+        what = "sees a mask, which has no keys" if row.token >= 0 else "is a mask that does not see its anchor"
+        raise ValueError(f"row {index} of sequence {row.sequence} {what}")
 
 
 def _silu(x: Float32) -> Float32:

@@ -51,6 +51,7 @@ def _model_facts(loaded: Checkpoint) -> list[tuple[str, str]]:
     kv_bytes = 2 * config.num_layers * config.kv_size * (2 if config.kv_type == "float16" else 4)
     drafts = f"blocks of up to {config.block_size}" if config.block_size > 1 else "none (never taught to draft)"
     chain = f", chain of rank {config.chain_rank}" if config.chain_rank else ""
+    heads = ", Medusa heads" if config.drafter == "medusa" else ""
     return [
         ("folder", str(loaded.path)),
         ("shape", _shape(config)),
@@ -58,7 +59,7 @@ def _model_facts(loaded: Checkpoint) -> list[tuple[str, str]]:
         ("weights", _weights(config)),
         ("size", f"{bytes_on_disk / 1e6:.1f} MB of tensors"),
         ("context", f"up to {config.max_position} tokens; K/V in {config.kv_type}, {kv_bytes / 1e3:.1f} kB per token"),
-        ("drafting", drafts + chain),
+        ("drafting", drafts + heads + chain),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +13,10 @@ from bitmtp.errors import BackendError
 def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="TOML file that describes the run.")],
     *,
+    method: Annotated[
+        str | None,
+        typer.Option(help="joint, autoregressive, masks or medusa, instead of what the recipe says; default: joint."),
+    ] = None,
     stop_after: Annotated[float, typer.Option(help="Save the state and stop after this many seconds.")] = math.inf,
 ) -> None:
     """Train a ternary multi-token model.
@@ -21,7 +25,8 @@ def train(
     """
     from bitmtp.training.config import read_config
 
-    config = read_config(recipe)
+    overrides: dict[str, Any] = {} if method is None else {"method": method}
+    config = read_config(recipe, **overrides)
     try:
         from bitmtp.training.train import run
     except ModuleNotFoundError as error:

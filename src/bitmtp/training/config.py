@@ -6,11 +6,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from bitmtp.errors import ConfigError
 
 T = TypeVar("T")
+Method = Literal["joint", "autoregressive", "masks", "medusa"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,11 @@ class TrainConfig:
         ConfigError: a value is out of range, or contradicts another.
     """
 
-    source: str  # Hugging Face folder or .gguf file: the start, and the teacher
+    source: str  # Hugging Face folder or .gguf file: the start, and the teacher; methods that freeze it: a checkpoint
     tokenizer: str  # folder with tokenizer.json and tokenizer_config.json
     output: str
     data: Mapping[str, int]  # file -> how often an epoch repeats it
+    method: Method = "joint"
     steps: int = 0
     time_budget_seconds: float = 0.0
     seed: int = 1
@@ -83,14 +85,21 @@ class TrainConfig:
         for name in ("batch_size", "chain_rank", "head_chunk", "calibration_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.method not in get_args(Method):
+            raise ConfigError(f"method is {self.method!r}; choose one of {', '.join(get_args(Method))}")
         if not self.data or min(self.data.values()) < 1:
             raise ConfigError("data must name at least one file, each with a repeat count of at least 1")
         if not 0 <= self.ce_weight <= 1:
             raise ConfigError(f"ce_weight is {self.ce_weight}; it must lie between 0 and 1")
 
+    @property
+    def frozen(self) -> bool:
+        """Whether the method bolts something on to a finished checkpoint, which stays as it is."""
+        return self.method in ("masks", "medusa")
 
-def read_config(file: str | Path) -> TrainConfig:
-    """Read a TOML recipe.
+
+def read_config(file: str | Path, **overrides: Any) -> TrainConfig:
+    """Read a TOML recipe; ``overrides`` replace its keys.
 
     Raises:
         ConfigError: no such file, not TOML, an unknown or missing key, or a bad value.
@@ -103,7 +112,7 @@ def read_config(file: str | Path) -> TrainConfig:
         raise ConfigError(f"{file}: not valid TOML ({error})") from None
     try:
         generate = _build(GenerateConfig, data.pop("generate", {}), "generate.")
-        return _build(TrainConfig, {**data, "generate": generate}, "")
+        return _build(TrainConfig, {**data, **overrides, "generate": generate}, "")
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
 
@@ -130,6 +139,6 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
     if hint == Mapping[str, int]:
         if isinstance(value, dict) and all(type(count) is int for count in value.values()):
             return value
-    elif isinstance(hint, type) and type(value) is hint:
+    elif type(value) is (str if get_origin(hint) is Literal else hint):
         return value
     raise ConfigError(f"{name} is {value!r}; expected {getattr(hint, '__name__', hint)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,12 +49,12 @@ def packed_tensors(model: Model) -> dict[str, NDArray[Any]]:
     return tensors
 
 
-def export(model: Model, folder: Path, tokenizer_from: Path) -> None:
-    """Write the checkpoint at ``folder``, in place of one that is there (which stays until the new one is whole)."""
+def export(config: ModelConfig, tensors: Mapping[str, NDArray[Any]], folder: Path, tokenizer_from: Path) -> None:
+    """Write a checkpoint at ``folder``, in place of one that is there (which stays until the new one is whole)."""
     fresh, old = (folder.with_name(f"{folder.name}.{suffix}") for suffix in ("new", "old"))
     for leftover in (fresh, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    checkpoint.write(fresh, model.config, packed_tensors(model), tokenizer_from)
+    checkpoint.write(fresh, config, tensors, tokenizer_from)
     if folder.exists():
         os.rename(folder, old)
     os.rename(fresh, folder)

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from bitmtp.tokenizer import Tokenizer
 from bitmtp.training.config import GenerateConfig
 from bitmtp.training.data import Corpus, Tokens, is_heldout, read_records, render
-from bitmtp.training.model import Model
+from bitmtp.training.model import Blend, Model
 
 PROMPT_FIELDS = ("problem", "question", "prompt")
 BUCKET = 64
@@ -50,11 +50,11 @@ def _opening(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 class _Decoder:
     """The original model on a fixed batch and cache size."""
 
-    def __init__(self, model: Model, batch: int, columns: int, temperature: float) -> None:
+    def __init__(self, model: Model, blend: Blend, batch: int, columns: int, temperature: float) -> None:
         config, device = model.config, model.embedding.weight.device
-        self.model = model
-        self.embedding = model.embedding_matrix(None)
-        self.head = model.head_matrix(None, self.embedding)
+        self.model, self.blend = model, blend
+        self.embedding = model.embedding_matrix(blend)
+        self.head = model.head_matrix(blend, self.embedding)
         shape = (batch, config.num_kv_heads, columns, config.head_dim)
         self.keys = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in model.blocks]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
@@ -91,13 +91,13 @@ class _Decoder:
         text = self.all_columns >= self.padding[:, None, None]
         sees = (self.all_columns <= own) & (text | (self.all_columns == own))
         for layer, keys, values in zip(self.model.blocks, self.keys, self.values, strict=True):
-            q, k, v = layer.qkv(x, self.rope[:, columns], None)
+            q, k, v = layer.qkv(x, self.rope[:, columns], self.blend)
             keys.index_copy_(2, columns, k)
             values.index_copy_(2, columns, v)
-            x = layer.add_attention(x, _attend(q, keys, values, sees), None)
-            x = layer.add_mlp(x, layer.gated(x, None), None)
-        normed: Tensor = self.model.norm(x[:, -1])
-        logits: Tensor = F.linear(normed.to(self.model.dtype), self.head)
+            x = layer.add_attention(x, _attend(q, keys, values, sees), self.blend)
+            x = layer.add_mlp(x, layer.gated(x, self.blend), self.blend)
+        rows = self.model.head_rows(self.model.norm(x[:, -1]), self.blend)
+        logits: Tensor = F.linear(rows, self.head)
         return logits
 
     def _choose(self, logits: Tensor) -> None:
@@ -146,11 +146,12 @@ def _answers(
 
 @torch.inference_mode()
 def generate(
-    model: Model, prompts: Sequence[Tokens], config: GenerateConfig, *, eos: int, end: Tokens, seed: int
+    model: Model, blend: Blend, prompts: Sequence[Tokens], config: GenerateConfig, *, eos: int, end: Tokens, seed: int
 ) -> Corpus:
     """Rows of prompt and answer (greedy for every second prompt), as many as ``config.seconds`` allow.
 
-    Args: ``eos`` ends an answer; ``end`` are the tokens the chat template writes after it.
+    Args: ``model`` computes at ``blend``, None for floats; ``eos`` ends an answer; ``end`` are the tokens the chat
+    template writes after it.
     """
     size, started, slowest = config.batch_size, time.monotonic(), 0.0
     fitting = sorted((prompt for prompt in prompts if len(prompt) <= config.max_prompt), key=len)
@@ -164,7 +165,7 @@ def generate(
         batch = fitting[start : start + size]
         width = -(-max(map(len, batch)) // BUCKET) * BUCKET
         if width not in decoders:
-            decoders[width] = _Decoder(model, size, width + config.max_new, config.temperature)
+            decoders[width] = _Decoder(model, blend, size, width + config.max_new, config.temperature)
         padded = [*batch, *[batch[-1]] * (size - len(batch))]
         rows += list(_answers(decoders[width], padded, width, config.max_new, eos, end))[: len(batch)]
         slowest = max(slowest, time.monotonic() - began)

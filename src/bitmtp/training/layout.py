@@ -23,11 +23,13 @@ class Layout:
         depth: ``[M]`` int64, k of MASK(k), from 1.
         position: ``[M]`` int64, anchor + k; the row predicts the token at position + 1.
         bias: ``[M, S + M]``, 0 where the row sees a key (real rows, then mask rows), -inf elsewhere.
+        of_depth: for each depth from 1 on, the mask rows of it, int64.
     """
 
     depth: Tensor
     position: Tensor
     bias: Tensor
+    of_depth: tuple[Tensor, ...]
 
 
 def block_sizes(config: TrainConfig) -> list[int]:
@@ -53,7 +55,11 @@ class Blocks:
 
     def __init__(self, sizes: list[int], seq_len: int, dtype: torch.dtype, device: torch.device) -> None:
         self._block = torch.tensor(np.repeat(np.arange(len(sizes)), sizes), device=device)
-        self._depth = torch.tensor(np.concatenate([np.arange(1, size + 1) for size in sizes]), device=device)
+        depth = np.concatenate([np.arange(1, size + 1) for size in sizes])
+        self._depth = torch.tensor(depth, device=device)
+        self._of_depth = tuple(
+            torch.tensor(np.flatnonzero(depth == k), device=device) for k in range(1, max(sizes) + 1)
+        )
         self._real = torch.arange(seq_len, device=device)
         same_block = self._block[:, None] == self._block[None, :]
         self._sees_mask = same_block & (self._depth[None, :] <= self._depth[:, None])
@@ -65,4 +71,5 @@ class Blocks:
         anchor = anchors[self._block]
         visible = torch.cat([self._real[None, :] <= anchor[:, None], self._sees_mask], dim=1)
         bias = torch.zeros(visible.shape, dtype=self._dtype, device=anchors.device)
-        return Layout(self._depth, anchor + self._depth, bias.masked_fill_(~visible, float("-inf")))
+        bias.masked_fill_(~visible, float("-inf"))
+        return Layout(self._depth, anchor + self._depth, bias, self._of_depth)

@@ -1,4 +1,4 @@
-"""The student (ternary, with mask rows and chain) and the teacher (float), one PyTorch class.
+"""The student (ternary, with mask rows and chain, or Medusa heads) and the teacher (float), one PyTorch class.
 
 ``docs/numerics.md`` says what is computed. In training every quantised value passes its gradient straight through
 (Bengio et al., arXiv:1308.3432), and ``blend`` fades quantisation in: 0 is float, 1 exact.
@@ -205,6 +205,29 @@ class Chain(nn.Module):
         return F.linear(F.silu(u), self.output.weight)
 
 
+class Medusa(nn.ModuleList):
+    """Heads on the anchor's last row, one a depth (Medusa, arXiv:2401.10774); the output head is shared."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        hidden = config.hidden_size
+        super().__init__(Linear(hidden, hidden, bias=True) for _ in range(config.block_size - 1))
+        for head in self.heads:
+            nn.init.zeros_(head.weight)  # starts as the next token's head
+
+    @property
+    def heads(self) -> list[Linear]:
+        """By depth, typed."""
+        return cast(list[Linear], list(self))
+
+    def forward(self, normed: Tensor, layout: Layout) -> Tensor:
+        """Final-normed real rows ``[B, S, H]`` → mask rows ``[B, M, H]``."""
+        rows = normed[:, layout.position - layout.depth]
+        for head, places in zip(self.heads, layout.of_depth, strict=True):
+            anchors = rows[:, places]
+            rows = rows.index_copy(1, places, anchors + F.silu(F.linear(anchors, head.weight, head.bias)))
+        return rows
+
+
 class Model(nn.Module):
     """A student or, with ``blend`` None throughout, a teacher. Parameters bear the checkpoint's names."""
 
@@ -215,7 +238,9 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = Norm(config.hidden_size, config.norm_eps)
         self.head = None if config.tie_embeddings else Linear(config.hidden_size, config.vocab_size)
-        self.mask_embedding = Linear(config.hidden_size, config.block_size - 1) if config.block_size > 1 else None
+        masks, medusa = config.block_size - 1, config.drafter == "medusa"
+        self.mask_embedding = Linear(config.hidden_size, masks) if masks and not medusa else None
+        self.medusa = Medusa(config) if masks and medusa else None
         self.chain = Chain(config) if config.chain_rank else None
 
     @property
@@ -240,9 +265,12 @@ class Model(nn.Module):
             x = torch.cat([x, masks.expand(tokens.shape[0], -1, -1)], dim=1)
             positions = torch.cat([positions, layout.position])
         rope = self.rope(positions)
+        bias = None if layout is None or self.mask_embedding is None else layout.bias
         for layer in self.layers:
-            x = layer(x, rope, None if layout is None else layout.bias, blend)
+            x = layer(x, rope, bias, blend)
         normed: Tensor = self.norm(x)
+        if layout is not None and self.medusa is not None:
+            normed = torch.cat([normed, self.medusa(normed, layout)], dim=1)
         return normed
 
     def rope(self, positions: Tensor) -> Tensor:
@@ -264,6 +292,17 @@ def _matrix(weight: Tensor, blend: Blend, dtype: torch.dtype) -> Tensor:
         return weight.to(dtype)
     values, step = int8(weight, blend)
     return (values * step).to(dtype)
+
+
+def stretch(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows ``[out, in]`` of -s, 0 and s, such that absmean finds their scale again.
+
+    Absmean of such a row is s times its share of non-zeros; divided by that share, the row quantises to the very
+    weights and the very scale that it came with.
+    """
+    share = np.mean(weight != 0, axis=1, keepdims=True, dtype=np.float32)
+    result: NDArray[np.float32] = weight / np.maximum(share, 1 / weight.shape[1])
+    return result
 
 
 def load(model: Model, tensors: Mapping[str, NDArray[np.float32]]) -> None:

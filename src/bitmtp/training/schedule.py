@@ -17,5 +17,5 @@ def rate_factor(config: TrainConfig, progress: float) -> float:
 
 
 def blend_factor(config: TrainConfig, progress: float) -> float:
-    """How much of the quantisation is in: linear, whole from ``blend`` on."""
-    return min(progress / config.blend, 1.0) if config.blend > 0 else 1.0
+    """How much of the quantisation is in: linear, whole from ``blend`` on, and always in a frozen model."""
+    return 1.0 if config.frozen or config.blend <= 0 else min(progress / config.blend, 1.0)

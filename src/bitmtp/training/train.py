@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bitmtp.errors import BitMTPError
+from bitmtp.errors import BitMTPError, ConfigError
 from bitmtp.training.config import TrainConfig
 from bitmtp.training.data import Batches
-from bitmtp.training.export import export
+from bitmtp.training.export import export, packed_tensors
+from bitmtp.training.frozen import bolted_tensors
 from bitmtp.training.layout import Blocks, Layout, block_sizes, draw_anchors
 from bitmtp.training.model import Model, compile_layers
-from bitmtp.training.objective import Metrics, Objective, fused_head
+from bitmtp.training.objective import Metrics, fused_head
 from bitmtp.training.prepare import Prepared, prepare
 from bitmtp.training.report import Report
 from bitmtp.training.schedule import blend_factor, rate_factor
@@ -64,19 +65,18 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, prepared: Prepared, report: Report) -> None:
         self.config, self.report = config, report
-        self.student, self.teacher = prepared.student, prepared.teacher
+        self.student, self.objective, self.start = prepared.student, prepared.objective, prepared.start
         self.device = prepared.student.embedding.weight.device
         self.heldout = prepared.heldout
         self.batches = Batches(prepared.corpus, seed=config.seed, batch_size=config.batch_size, seq_len=config.seq_len)
-        self.objective = Objective(self.student, self.teacher, config)
         self.optimiser = make_optimiser(self.student, config)
         self.blocks = Blocks(block_sizes(config), config.seq_len, self.student.dtype, self.device)
         self.blend = torch.zeros((), device=self.device)
         self.step, self.seconds = 0, 0.0
         if self.device.type == "cuda":
             torch._dynamo.config.recompile_limit = 64
-            compile_layers(self.student)
-            compile_layers(self.teacher)
+            for model in self.objective.models:
+                compile_layers(model)
 
     @property
     def progress(self) -> float:
@@ -143,7 +143,9 @@ class Trainer:
         self_target = self.progress >= self.config.self_target_start
         return self.objective(tokens, self._layout(step), self.blend, self_target=self_target)
 
-    def _layout(self, step: int) -> Layout:
+    def _layout(self, step: int) -> Layout | None:
+        if self.student.config.block_size == 1:
+            return None
         return self.blocks.at(self._to_device(draw_anchors(self.config, step)))
 
     def _to_device(self, array: NDArray[Any]) -> Tensor:
@@ -171,17 +173,15 @@ class Trainer:
         losses = []
         for start in range(0, len(self.heldout) - size + 1, size):
             tokens = self._to_device(self.heldout[start : start + size])
-            embedding, head = self.objective.teacher_embedding, self.objective.teacher_head
-            rows = self.teacher(tokens[:, :-1], embedding, None, None).to(self.teacher.dtype).flatten(0, 1)
+            original, head = self.objective.original(tokens[:, :-1])
+            rows = original.flatten(0, 1)
             weight = torch.zeros(len(rows), device=self.device)
             labels = tokens[:, 1:].flatten()
             losses.append(fused_head(rows, head, rows, head, labels, weight, weight, self.config.head_chunk)[1].mean())
         return float(torch.stack(losses).mean())
 
     def _named(self, values: list[float]) -> dict[str, float]:
-        depths = range(1, self.config.block_size)
-        names = ["loss", "next_ce", "next_match", *(f"{kind}_{k}" for kind in ("plain", "chain") for k in depths)]
-        return dict(zip(names, values, strict=True))
+        return dict(zip(["loss", *self.objective.names], values, strict=True))
 
     def _log(self, values: list[float], steps_per_second: float) -> None:
         named = self._named(values)
@@ -198,7 +198,9 @@ class Trainer:
 
     def export(self, name: str) -> None:
         """Write the student as ``<output>/name`` in the packed format."""
-        export(self.student, Path(self.config.output) / name, Path(self.config.tokenizer))
+        start = self.start
+        tensors = packed_tensors(self.student) if start is None else bolted_tensors(self.student, start)
+        export(self.student.config, tensors, Path(self.config.output) / name, Path(self.config.tokenizer))
 
     def finish(self) -> None:
         """Export to ``<output>/model``, then evaluate on all held-out text."""
@@ -210,13 +212,15 @@ class Trainer:
         file = Path(self.config.output) / "evaluation.json"
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         self._log_heldout(result)
-        self.report.say(f"held-out next-token loss {result['next_ce']:.4f}, original model {result['teacher_ce']:.4f}")
+        own = "frozen" if self.start else f"{result['next_ce']:.4f}"
+        self.report.say(f"held-out next-token loss {own}, original model {result['teacher_ce']:.4f}")
 
     def save(self) -> None:
         """Write ``<output>/state.pt``, whole or not at all. Anchors and data order are keyed, so no generator's state
         belongs to it."""
         file = Path(self.config.output) / "state.pt"
         state = {
+            "method": self.config.method,
             "model": self.student.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "step": self.step,
@@ -233,6 +237,8 @@ class Trainer:
         if not file.exists():
             return
         state: dict[str, Any] = torch.load(file, map_location=self.device, weights_only=True)
+        if (method := state.get("method", "joint")) != self.config.method:
+            raise ConfigError(f"{file}: of a run with method {method}; choose another output, or remove it")
         self.student.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.step, self.seconds = state["step"], state["seconds"]
@@ -241,19 +247,24 @@ class Trainer:
 
 
 def _line(named: dict[str, float]) -> str:
+    parts = [f"loss {named['loss']:.4f}"]
+    if "next_ce" in named:
+        parts.append(f"next {named['next_ce']:.4f} nats, {named['next_match']:.3f} as the original")
+    kinds = [kind for kind in ("plain", "chain") if f"{kind}_1" in named]
     depths = [depth for depth in (1, 2, 3, 7, 15) if f"plain_{depth}" in named]
-    pairs = " ".join(f"{depth}:{named[f'plain_{depth}']:.2f}/{named[f'chain_{depth}']:.2f}" for depth in depths)
-    return (
-        f"loss {named['loss']:.4f}  next {named['next_ce']:.4f} nats, {named['next_match']:.3f} as the original"
-        f"  draft/chain {pairs}"
-    )
+    agreements = (f"{depth}:" + "/".join(f"{named[f'{kind}_{depth}']:.2f}" for kind in kinds) for depth in depths)
+    if kinds:
+        parts.append(f"{'draft/chain' if 'chain' in kinds else 'draft'} {' '.join(agreements)}")
+    return "  ".join(parts)
 
 
 def make_optimiser(student: Model, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW: weight decay on the ternary matrices only; embedding, head and norms learn slower."""
     groups: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
     for name, parameter in student.named_parameters():
-        if name.startswith(("mask_embedding", "chain")):
+        if not parameter.requires_grad:
+            continue
+        if name.startswith(("mask_embedding", "medusa", "chain")):
             key = (1.0, 0.0)
         elif name.startswith("layers.") and parameter.dim() == 2:
             key = (1.0, config.weight_decay)

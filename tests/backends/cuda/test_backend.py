@@ -6,11 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import make_backend, make_engine, random_checkpoint, random_tokens, tiny_config, write_tokenizer
+from conftest import (
+    make_backend,
+    make_engine,
+    random_checkpoint,
+    random_tokens,
+    tiny_config,
+    why_unavailable,
+    write_tokenizer,
+)
 
+from bitmtp import backends
 from bitmtp.backends.base import Head, Window, Workload, causal_rows
 from bitmtp.decoding.policies import make_policy
 from bitmtp.engine import Request
+from bitmtp.errors import BackendError
 from bitmtp.sampling import GREEDY, Sampling
 
 POLICIES = [
@@ -197,3 +207,14 @@ def test_models_of_other_layouts_give_the_reference_s_logits_nearly(changes):
     # A level of int8 that rounds the other way shows a little in a whole row, a wrong scale much in all of them.
     assert np.abs(ours - exact).max() < 0.1 * np.abs(exact).max()
     assert np.median(np.abs(ours - exact)) < 0.05 * exact.std()
+
+
+def test_medusa_heads_are_refused_and_auto_takes_the_cpu(monkeypatch, caplog):
+    made = random_checkpoint(tiny_config(drafter="medusa"))
+    with pytest.raises(BackendError, match="the cuda backend does not run Medusa heads; use --backend cpu"):
+        make_backend("cuda", made)
+    if reason := why_unavailable("cpu"):
+        pytest.skip(reason)
+    monkeypatch.setattr(backends, "_has_driver", lambda: True)
+    assert make_backend("auto", made).name == "cpu"
+    assert "running on the CPU: the cuda backend does not run Medusa heads" in caplog.text

@@ -22,6 +22,7 @@ from bitmtp.backends.cuda.state import PassWriter, plain
 from bitmtp.backends.cuda.store import Range, Store
 from bitmtp.backends.weights import DraftHead
 from bitmtp.checkpoint import Checkpoint
+from bitmtp.errors import BackendError
 from bitmtp.sampling import GREEDY, Choice
 
 
@@ -55,6 +56,8 @@ class CudaBackend:
         self, checkpoint: Checkpoint, context: int | None = None, draft_head: DraftHead = DraftHead.EXACT
     ) -> None:
         self.config = checkpoint.config
+        if self.config.drafter == "medusa":
+            raise BackendError("the cuda backend does not run Medusa heads; use --backend cpu")
         self.context = context or self.config.max_position
         self.gpu = Gpu()
         self.network = Network(self.gpu, checkpoint, self.context, draft_head)

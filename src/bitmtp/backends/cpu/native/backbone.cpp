@@ -83,10 +83,15 @@ Backbone::Backbone(Context& context)
       queries_(context.pool.threads()) {}
 
 void Backbone::run(const std::vector<PlacedRow>& pass) {
-    pass_ = &pass;
-    width_ = int(pass.size());
+    pass_.clear();
+    row_at_.clear();
+    for (const PlacedRow& placed : pass) {
+        row_at_.push_back(int(pass_.size()));
+        if (placed.anchor < 0) pass_.push_back(&placed);
+    }
+    width_ = int(pass_.size());
     plan_attention();
-    context_.by_rows(width_, [&](int row) { context_.embed(pass[row].row.token, row_of(x_, row)); });
+    context_.by_rows(width_, [&](int row) { context_.embed(pass_[row]->row.token, row_of(x_, row)); });
     for (int index = 0; index < shape_.layers; ++index) {
         const Layer& layer = context_.weights.layers[index];
         project(layer, index);
@@ -124,7 +129,7 @@ void Backbone::project(const Layer& layer, int index) {
 
 // Bias, norm, rotation of a row's share of one kv head; queries are scaled, keys and values go to the store.
 void Backbone::finish(const Layer& layer, const HeadLayout& layout, int kv_head, int row) {
-    const PlacedRow& placed = (*pass_)[row];
+    const PlacedRow& placed = *pass_[row];
     const int n = shape_.head_dim, group = shape_.group(), slot = placed.slot % kPiecePositions;
     const float* cos = context_.weights.cos.data() + std::size_t(placed.row.position) * (n / 2);
     const float* sin = context_.weights.sin.data() + std::size_t(placed.row.position) * (n / 2);
@@ -153,7 +158,7 @@ void Backbone::plan_attention() {
     std::unordered_map<const Sequence*, std::vector<int>> by_sequence;
     int most = 1;
     for (int row = 0; row < width_; ++row) {
-        const PlacedRow& placed = (*pass_)[row];
+        const PlacedRow& placed = *pass_[row];
         by_sequence[placed.sequence].push_back(row);
         most = std::max(most, int(placed.pieces.size()));
     }
@@ -220,10 +225,10 @@ void Backbone::attend_task(const HeadLayout& layout, const AttentionTask& task, 
 
 // The end of the rows from order_[begin] on that see the same of a piece as that one.
 int Backbone::end_of_equals(int begin, int last, int piece) const {
-    const auto [runs, count] = runs_of((*pass_)[order_[begin]], piece);
+    const auto [runs, count] = runs_of(*pass_[order_[begin]], piece);
     int end = begin + 1;
     for (; end < last; ++end) {
-        const auto [others, others_count] = runs_of((*pass_)[order_[end]], piece);
+        const auto [others, others_count] = runs_of(*pass_[order_[end]], piece);
         if (count != others_count || !std::equal(runs, runs + count, others)) break;
     }
     return end;
@@ -231,7 +236,7 @@ int Backbone::end_of_equals(int begin, int last, int piece) const {
 
 // Rows order_[begin … end), which see the same of the piece.
 void Backbone::attend_rows(const HeadLayout& layout, int kv_head, int piece, int begin, int end, int thread) {
-    const auto [runs, count] = runs_of((*pass_)[order_[begin]], piece);
+    const auto [runs, count] = runs_of(*pass_[order_[begin]], piece);
     if (count == 0) return;
     const int group = shape_.group();
     Partial* spare = partials(width_, 0, 0) + thread * kMostBlockRows * group;
@@ -239,7 +244,7 @@ void Backbone::attend_rows(const HeadLayout& layout, int kv_head, int piece, int
     std::vector<Query>& queries = queries_[thread];
     queries.clear();
     for (int i = 0; i < end - begin; ++i) {
-        const int row = order_[begin + i], place = place_of((*pass_)[row], piece);
+        const int row = order_[begin + i], place = place_of(*pass_[row], piece);
         Partial* out = partials(row, kv_head, splits_ > 1 ? place : 0);
         if (splits_ == 1 && place > 0) into[i] = std::exchange(out, spare + i * group);
         const float* q = row_of(qkv_, row) + kv_head * group * shape_.head_dim;
@@ -255,7 +260,7 @@ void Backbone::attend_rows(const HeadLayout& layout, int kv_head, int piece, int
 
 // The remaining merges of a row, and its division.
 void Backbone::collect(int row) {
-    const int group = shape_.group(), splits = std::min(splits_, int((*pass_)[row].pieces.size()));
+    const int group = shape_.group(), splits = std::min(splits_, int(pass_[row]->pieces.size()));
     for (int head = 0; head < shape_.heads; ++head) {
         Partial& whole = partials(row, head / group, 0)[head % group];
         for (int split = 1; split < splits; ++split) {

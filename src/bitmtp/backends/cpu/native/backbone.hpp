@@ -72,11 +72,11 @@ class Backbone {
 public:
     explicit Backbone(Context& context);
 
-    /// Run all layers; K/V of the rows are written behind their histories.
+    /// Run all layers; K/V of the rows are written behind their histories. Rows with an anchor are left out.
     void run(const std::vector<PlacedRow>& pass);
 
-    /// The residual stream of a row after the last layer: [hidden].
-    const float* hidden(int row) const { return x_.data() + x_.size() / kMaxWidth * row; }
+    /// The residual stream after the last layer of the row at a place in the pass that was not left out: [hidden].
+    const float* hidden(int place) const { return x_.data() + x_.size() / kMaxWidth * row_at_[place]; }
 
 private:
     void prepare(const float* x, const Floats& norm, const PackedMatrix& next, int row);
@@ -107,7 +107,8 @@ private:
     Context& context_;
     const Shape& shape_;
     const Kernels& kernels_;
-    const std::vector<PlacedRow>* pass_ = nullptr;
+    std::vector<const PlacedRow*> pass_;  ///< without the rows left out
+    std::vector<int> row_at_;             ///< row of pass_ by place in the pass
     int width_ = 0;
     QuantBuffer quant_;
     // [64 rows][…]; a row of a product's result is as wide as its tiles

@@ -49,6 +49,7 @@ bitmtp::Shape read_shape(nb::handle config) {
     shape.relu2 = text("activation") == "relu2";
     shape.tied = nb::cast<bool>(config.attr("tie_embeddings"));
     shape.half_kv = text("kv_type") == "float16";
+    shape.medusa = text("drafter") == "medusa";
     return shape;
 }
 

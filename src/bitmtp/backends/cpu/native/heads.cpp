@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kBlock = 768;     // entries of a task of the head product: whole units of any packing
 constexpr int kChainRows = 16;  // of the chain's inner layer in a task: they stay in the first cache
+constexpr int kGuessRows = 16;  // of the Medusa heads in a task, for the same reason
 const Choice kGreedy;
 
 const Choice& choice_of(const Row& row, const Request& request) {
@@ -38,6 +39,7 @@ OutputHeads::OutputHeads(Context& context)
       choosers_(context.pool.threads(), Chooser(context.kernels, std::max(stride_, kCandidates))) {
     std::iota(ids_.begin(), ids_.end(), 0);
     const int hidden = context.shape.hidden, rank = context.shape.chain_rank;
+    if (context.shape.medusa) guessed_.resize(kMaxWidth * hidden);
     if (rank == 0) return;
     best_.resize(kMaxWidth);
     own_.resize(kMaxWidth * rank);
@@ -53,12 +55,16 @@ std::vector<Output> OutputHeads::run(const std::vector<PlacedRow>& pass, const B
     pass_ = &pass;
     outputs_.assign(pass.size(), {});
     rows_.clear();
+    guesses_.clear();
     for (int row = 0; row < int(pass.size()); ++row) {
-        if (pass[row].row.head != Head::none) rows_.push_back(row);
+        if (pass[row].row.head == Head::none) continue;
+        if (pass[row].anchor >= 0) guesses_.push_back(int(rows_.size()));
+        rows_.push_back(row);
     }
     const int count = int(rows_.size());
     Pool& pool = context_.pool;
     context_.by_rows(count, [&](int index) { prepare(backbone, index); });
+    if (!guesses_.empty()) guess();
     pool.parallel(count ? blocks_ : 0, 1, [&](int begin, int end, int) {
         for (int block = begin; block < end; ++block) multiply_block(block);
     });
@@ -143,10 +149,37 @@ bool OutputHeads::chained(int index) const {
            (*pass_)[row.parent].row.head != Head::none;
 }
 
+// The row's last hidden state through the norm; of a Medusa head's row its anchor's, which guess() goes on with.
 void OutputHeads::prepare(const Backbone& backbone, int index) {
+    const int anchor = placed(index).anchor;
+    const float* hidden = backbone.hidden(anchor < 0 ? rows_[index] : anchor);
+    kernels_.norm(hidden, context_.weights.norm.data(), context_.shape.hidden, context_.shape.eps, normed(index));
+    if (anchor < 0) quantise(index);
+}
+
+// Rows of Medusa heads, from their anchors' normed rows: all rows together, so that a head's weights are read once.
+void OutputHeads::guess() {
+    const int hidden = context_.shape.hidden;
+    const auto head = [&](int index) -> const MedusaHead& { return context_.weights.medusa[-placed(index).row.token - 1]; };
+    context_.pool.parallel(hidden, kGuessRows, [&](int begin, int end, int) {
+        for (const int index : guesses_) {
+            const auto* weight = reinterpret_cast<const std::uint16_t*>(head(index).weight.data());
+            for (int i = begin; i < end; ++i) {
+                guessed(index)[i] = kernels_.dot_half(weight + std::size_t(i) * hidden, normed(index), hidden);
+            }
+        }
+    });
+    for (const int index : guesses_) {
+        kernels_.add(guessed(index), head(index).bias.data(), hidden);
+        kernels_.silu(guessed(index), hidden);
+        kernels_.add(normed(index), guessed(index), hidden);
+        quantise(index);
+    }
+}
+
+void OutputHeads::quantise(int index) {
     const int hidden = context_.shape.hidden;
     const PackedMatrix& matrix = vocabulary_.packed;
-    kernels_.norm(backbone.hidden(rows_[index]), context_.weights.norm.data(), hidden, context_.shape.eps, normed(index));
     if (vocabulary_.is_half()) return;
     kernels_.quantise(normed(index), hidden, matrix.group, matrix.groups, quant_.view(matrix, int(rows_.size())), index);
 }

@@ -47,6 +47,8 @@ private:
     };
 
     void prepare(const Backbone& backbone, int index);
+    void quantise(int index);
+    void guess();
     void multiply_block(int block);
     void multiply_half(int begin, int end);
     void sum_block(int index, int block);
@@ -67,6 +69,7 @@ private:
     float* raw(int index) const { return logits_ + std::size_t(index) * stride_; }
     float* own(int index) { return own_.data() + std::size_t(index) * context_.shape.chain_rank; }
     float* candidates(int index) { return candidates_.data() + std::size_t(index) * kCandidates * context_.shape.hidden; }
+    float* guessed(int index) { return guessed_.data() + std::size_t(index) * context_.shape.hidden; }
     float* normed(int index) { return normed_.data() + std::size_t(index) * context_.shape.hidden; }
 
     Context& context_;
@@ -80,6 +83,8 @@ private:
     float* logits_;  ///< [64][stride], `kNever` behind the vocabulary
     QuantBuffer quant_;
     Floats normed_;          ///< [64][hidden]
+    Floats guessed_;         ///< [64][hidden], what Medusa heads add to their anchors
+    std::vector<int> guesses_;  ///< indices of their rows
     Floats block_max_;       ///< [64][blocks]
     Floats sums_, moments_;  ///< [64][sum blocks]
     std::vector<Statistics> statistics_;

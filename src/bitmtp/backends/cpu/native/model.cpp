@@ -118,6 +118,7 @@ void Model::enter(const std::vector<Row>& rows, const Request& request) {
     for (const PlacedRow& placed : pass_) {
         const int length = placed.sequence->store.length();
         check_visibility(placed.sequence->rows, placed.slot - length, length);
+        if (context_.shape.medusa) check_anchor(placed.sequence->rows, placed.slot - length);
     }
 }
 
@@ -136,13 +137,16 @@ void Model::check(const Row& row, const Request& request) const {
             "the bit set of allowed tokens does not cover the vocabulary");
 }
 
-// Give every row its slot and find what it sees.
+// Give every row its slot and find what it sees, or what it is made of.
 void Model::place() {
     std::unordered_map<Sequence*, std::vector<int>> places;
     for (int index = 0; index < int(pass_.size()); ++index) places[pass_[index].sequence].push_back(index);
     for (auto& [sequence, own] : places) {
         sequence->store.reserve(int(own.size()));
-        for (const int index : own) find_visible(pass_[index], own);
+        for (const int index : own) {
+            if (context_.shape.medusa && pass_[index].row.token < 0) find_anchor(pass_[index], own);
+            else find_visible(pass_[index], own);
+        }
     }
 }
 

@@ -51,6 +51,14 @@ void add_history(PlacedRow& placed) {
     add_range(placed, recent, length, recent);
 }
 
+// The row with a token that a mask hangs from, if it sees one.
+int anchor_of(const std::vector<Row>& rows, const Row& row) {
+    for (const int index : set_bits(row.visible)) {
+        if (rows[index].token >= 0 && rows[index].position == row.position + row.token) return index;
+    }
+    return -1;
+}
+
 }  // namespace
 
 void check_visibility(const std::vector<Row>& rows, int index, int length) {
@@ -65,6 +73,17 @@ void check_visibility(const std::vector<Row>& rows, int index, int length) {
     const bool distinct = std::adjacent_find(positions.begin(), positions.end()) == positions.end();
     if (!distinct || positions.front() < length || positions.back() > row.position) {
         reject(index, row, " sees positions that it must not");
+    }
+}
+
+void check_anchor(const std::vector<Row>& rows, int index) {
+    const Row& row = rows[index];
+    if (row.token < 0) {
+        if (anchor_of(rows, row) < 0) reject(index, row, " is a mask that does not see its anchor");
+        return;
+    }
+    for (const int other : set_bits(row.visible)) {
+        if (rows[other].token < 0) reject(index, row, " sees a mask, which has no keys");
     }
 }
 
@@ -93,6 +112,10 @@ void find_visible(PlacedRow& placed, const std::vector<int>& places) {
         add_range(placed, position, position + 1, placed.sequence->store.length() + index);
         if (position == placed.row.position - 1) placed.parent = places[index];
     }
+}
+
+void find_anchor(PlacedRow& placed, const std::vector<int>& places) {
+    placed.anchor = places[anchor_of(placed.sequence->rows, placed.row)];
 }
 
 }  // namespace bitmtp

@@ -47,15 +47,22 @@ struct PlacedRow {
     std::vector<Run> runs;  ///< ascending by position
     std::vector<PieceRuns> pieces;
     int parent = -1;  ///< the row of the pass at the position before, if it sees one
+    int anchor = -1;  ///< of a Medusa head's row, which passes through no layer: the row of the pass it is made of
 };
 
 /// Throw std::invalid_argument unless row `index` of `rows` (all of one sequence) may see what its bits name.
 void check_visibility(const std::vector<Row>& rows, int index, int length);
+
+/// Throw std::invalid_argument if row `index` of `rows` sees a mask, or is one and does not see its anchor.
+void check_anchor(const std::vector<Row>& rows, int index);
 
 /// Throw std::invalid_argument unless these rows of the last pass, in this order, continue the history.
 void check_continuation(const Sequence& sequence, const std::vector<int>& indices);
 
 /// Fill in `runs`, `pieces` and `parent`. `places[i]` is the place in the pass of the sequence's i-th row.
 void find_visible(PlacedRow& placed, const std::vector<int>& places);
+
+/// Fill in `anchor`.
+void find_anchor(PlacedRow& placed, const std::vector<int>& places);
 
 }  // namespace bitmtp

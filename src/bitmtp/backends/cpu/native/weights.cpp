@@ -43,15 +43,19 @@ private:
     std::string prefix_;
 };
 
+AlignedBuffer read_halves(const Tensor& tensor) {
+    AlignedBuffer half(std::size_t(tensor.size()) * 2);
+    std::memcpy(half.data(), tensor.data, half.bytes());
+    return half;
+}
+
 Vocabulary read_vocabulary(const Reader& reader, const std::string& name, const Shape& shape, bool dense) {
     Vocabulary vocabulary;
     if (shape.embedding_bits < 16) {
         vocabulary.packed = pack_matrix(reader.matrix(name, shape.hidden, shape.embedding_bits), dense);
         return vocabulary;
     }
-    const Tensor& weight = reader.get(name + ".weight");
-    vocabulary.half = AlignedBuffer(std::size_t(weight.size()) * 2);
-    std::memcpy(vocabulary.half.data(), weight.data, std::size_t(weight.size()) * 2);
+    vocabulary.half = read_halves(reader.get(name + ".weight"));
     return vocabulary;
 }
 
@@ -93,6 +97,10 @@ Weights::Weights(const Shape& shape, const Tensors& tensors, bool dense) {
     }
     norm = reader.floats("norm.weight");
     masks = reader.optional("mask_embedding.weight");
+    for (int index = 0; shape.medusa && index < shape.block - 1; ++index) {
+        const Reader head(tensors, "medusa." + std::to_string(index) + ".");
+        medusa.push_back({read_halves(head.get("weight")), head.floats("bias")});
+    }
     chain_hidden = reader.optional("chain.hidden.weight");
     chain_output = reader.optional("chain.output.weight");
     cos = reader.floats("rope.cos");
@@ -104,6 +112,7 @@ std::size_t Weights::bytes() const {
     for (const Layer& layer : layers) {
         total += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
     }
+    for (const MedusaHead& head : medusa) total += head.weight.bytes() + sizeof(float) * head.bias.size();
     return total + sizeof(float) * (masks.size() + chain_hidden.size() + chain_output.size());
 }
 

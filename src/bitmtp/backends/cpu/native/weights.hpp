@@ -26,6 +26,7 @@ struct Shape {
     bool relu2 = false;
     bool tied = true;
     bool half_kv = true;
+    bool medusa = false;  ///< masks are rows of heads on their anchor, not rows of the layers
 
     int group() const { return heads / kv_heads; }  ///< query heads to a kv head
     int attention() const { return heads * head_dim; }
@@ -64,6 +65,12 @@ struct Layer {
     Floats attention_norm, mlp_norm, attention_sub_norm, mlp_sub_norm, q_norm, k_norm;
 };
 
+/// A Medusa head: float16 [hidden][hidden], and its bias.
+struct MedusaHead {
+    AlignedBuffer weight;
+    Floats bias;
+};
+
 /// Everything a pass reads.
 struct Weights {
     /// `dense`: pack ternary matrices densely where they can be.
@@ -77,6 +84,7 @@ struct Weights {
     std::vector<Layer> layers;
     Floats norm;
     Floats masks;                      ///< [block - 1][hidden]
+    std::vector<MedusaHead> medusa;    ///< by depth
     Floats chain_hidden, chain_output;  ///< [rank][2 * hidden], [hidden][rank]
     Floats cos, sin;                   ///< [context][head_dim / 2]
 };
