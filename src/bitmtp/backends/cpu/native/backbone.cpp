@@ -185,7 +185,7 @@ void Backbone::plan_attention() {
 void Backbone::add_attention_tasks(int first, int last, bool split) {
     const int begin = int(pieces_.size());
     for (int i = first; i < last; ++i) {
-        for (const PieceRuns& runs : (*pass_)[order_[i]].pieces) pieces_.push_back(runs.piece);
+        for (const PieceRuns& runs : pass_[order_[i]]->pieces) pieces_.push_back(runs.piece);
     }
     std::sort(pieces_.begin() + begin, pieces_.end());
     pieces_.erase(std::unique(pieces_.begin() + begin, pieces_.end()), pieces_.end());
