@@ -182,6 +182,14 @@ def make_backend(name: str, made: Checkpoint, *, threads: int = 2, context: int 
     return load_backend(name, made, threads=threads, context=context or made.config.max_position)
 
 
+def backend_or_skip(name: str, made: Checkpoint, *, threads: int = 2) -> Backend:
+    """As :func:`make_backend`; some backends refuse some models, by name."""
+    try:
+        return make_backend(name, made, threads=threads)
+    except BackendError as error:
+        pytest.skip(str(error))
+
+
 def make_engine(name: str, made: Checkpoint, tokenizer_from: Path) -> Engine:
     """An engine over an in-memory checkpoint."""
     backend = make_backend(name, made)

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_backend, random_checkpoint, random_tokens, tiny_config
+from conftest import backend_or_skip, make_backend, random_checkpoint, random_tokens, tiny_config
 
 from bitmtp.backends.base import Backend, Head, Output, Row, Window, causal_rows, mask, prefill_by_steps
-from bitmtp.checkpoint import Checkpoint
 from bitmtp.config import ModelConfig
-from bitmtp.errors import BackendError
 from bitmtp.sampling import GREEDY, Choice, Sampling, choose
 
 VARIANTS: list[dict[str, Any]] = [
@@ -71,14 +69,6 @@ def random_widths(random: np.random.Generator, total: int, widest: int = 64) -> 
 @pytest.fixture(params=VARIANTS, ids=str)
 def config(request: pytest.FixtureRequest) -> ModelConfig:
     return tiny_config(**request.param)
-
-
-def backend_or_skip(name: str, made: Checkpoint, threads: int = 2) -> Backend:
-    """Some backends refuse some models, by name."""
-    try:
-        return make_backend(name, made, threads=threads)
-    except BackendError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture
@@ -150,7 +140,7 @@ def test_any_width(plain: Backend, width: int) -> None:
 def test_threads_change_nothing(backend_name: str, config: ModelConfig) -> None:
     made = random_checkpoint(config)
     tokens = text_of(config, 30)
-    one, two = (backend_or_skip(backend_name, made, threads) for threads in (1, 2))
+    one, two = (backend_or_skip(backend_name, made, threads=threads) for threads in (1, 2))
     assert feed(one, one.open(), tokens, [13, 17]) == feed(two, two.open(), tokens, [13, 17])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from conftest import END, make_backend, random_checkpoint, tiny_config, why_unavailable
+from conftest import END, backend_or_skip, random_checkpoint, tiny_config, why_unavailable
 from shapes import RandomShaper
 
 from bitmtp.backends.base import Backend, Window
@@ -19,7 +19,6 @@ from bitmtp.decoding.shaper import Shaper
 from bitmtp.decoding.state import State
 from bitmtp.decoding.topology import spine, tree
 from bitmtp.engine import Engine, Request
-from bitmtp.errors import BackendError
 from bitmtp.numerics import UInt32
 from bitmtp.sampling import Sampling
 
@@ -57,11 +56,7 @@ def write(
 
 @pytest.fixture(params=[{}, {"chain_rank": 4}, {"drafter": "medusa"}], ids=["plain", "chain", "medusa"])
 def backend(request: pytest.FixtureRequest, backend_name: str) -> Backend:
-    made = random_checkpoint(tiny_config(**request.param), seed=3)
-    try:
-        return make_backend(backend_name, made)
-    except BackendError as error:
-        pytest.skip(str(error))
+    return backend_or_skip(backend_name, random_checkpoint(tiny_config(**request.param), seed=3))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
