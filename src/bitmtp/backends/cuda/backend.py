@@ -86,7 +86,15 @@ class CudaBackend:
                     sequences = MAX_WIDTH if several else 1
                     shape = PassShape(width, capacity, sequences, filtered, masks, not shaped)
                     shapes += [replace(shape, heads=heads) for heads in self._heads(several, shaped)]
+        if workload.shaped:
+            shapes += [self._windowed(width, filtered) for width in WIDTHS[1:] for filtered in _may(workload.filtered)]
         self._capture([shape for shape in shapes if shape not in self.atlas])
+
+    def _windowed(self, width: int, filtered: bool) -> PassShape:
+        """A provisional draft of one text: the same behind any history, for it sees no more of a longer one."""
+        capacity, masks = capacity_class(self.context + MAX_WIDTH), self.config.chain_rank > 0
+        head = Head.EXACT if self.network.draft_head is None else Head.DRAFT
+        return PassShape(width, capacity, 1, filtered, masks, linear=False, windowed=True, heads=(head,))
 
     def _capture(self, missing: Sequence[PassShape]) -> None:
         def record() -> None:
@@ -99,9 +107,9 @@ class CudaBackend:
 
     def _heads(self, several: bool, shaped: bool) -> list[tuple[Head, ...]]:
         """Windows come with the draft head; several texts may have both in one pass."""
-        if self.network.draft_head is None or not shaped:
+        if self.network.draft_head is None or not (shaped and several):
             return [(Head.EXACT,)]
-        return [(Head.EXACT,), (Head.DRAFT,), *[(Head.DRAFT, Head.EXACT)][:several]]
+        return [(Head.EXACT,), (Head.DRAFT,), (Head.DRAFT, Head.EXACT)]
 
     def _record(self, stream: Any, shape: PassShape) -> None:
         self.gpu.copy_to_device(stream, self.network.buffers.state, self._writer.pinned)
@@ -183,9 +191,10 @@ class CudaBackend:
         longest = max(self._sequences[handle].length + len(indices) for handle, indices in own.items())
         masks = self.config.chain_rank > 0 and any(row.token < 0 for row in rows)
         sequences = 1 if len(own) == 1 else MAX_WIDTH
-        capacity, linear = capacity_class(longest), self._writer.linear
+        windowed, linear = self._writer.windowed, self._writer.linear
+        capacity = capacity_class(self.context + MAX_WIDTH if windowed else longest)
         heads = self.network.heads(rows)
-        shape = PassShape(width_class(len(rows)), capacity, sequences, filtered, masks, linear, heads)
+        shape = PassShape(width_class(len(rows)), capacity, sequences, filtered, masks, linear, windowed, heads)
         self.shape = shape
         self._run(shape)
         self.gpu.stream.sync()

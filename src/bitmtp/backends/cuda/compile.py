@@ -79,6 +79,7 @@ def _compile(file: str, definitions: list[tuple[str, str]], architecture: str) -
         include_path=str(KERNELS),
         fma=False,  # fma is written out where it is wanted: instances of a template contract differently
         ptxas_options=["-v"],
+        no_cache=True,  # NVRTC's own cache gives code without the assembler's report
     )
     try:
         code = core.Program((KERNELS / file).read_text(), "c++", options).compile("cubin", logs=log)

@@ -21,6 +21,9 @@ from bitmtp.checkpoint import Checkpoint
 
 NOTHING = np.uintp(0)
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+# Blocks that share a window. As many as share a long history would have nothing to do, and keep multiprocessors from
+# the kernels before and behind.
+WINDOW_BLOCKS = 8
 
 
 def width_class(width: int) -> int:
@@ -39,6 +42,7 @@ class PassShape:
         filtered: rows may have penalties, biases, grammars or filters.
         masks: rows may be masks, which a chain chooses again.
         linear: every row stands right behind the one before it and sees all of the history: no trees, no windows.
+        windowed: every row sees a window of the history only.
         heads: that its rows have; DRAFT only where it is not the exact one.
     """
 
@@ -48,6 +52,7 @@ class PassShape:
     filtered: bool = False
     masks: bool = False
     linear: bool = True
+    windowed: bool = False
     heads: tuple[Head, ...] = (Head.EXACT,)
 
 
@@ -132,7 +137,8 @@ class Network:
 
     def _workspace_bytes(self, longest: int) -> int:
         shapes = [self._attention(PassShape(w, longest, sequences)) for w in WIDTHS for sequences in (1, MAX_WIDTH)]
-        return max(shape.workspace_bytes(shape.blocks(self.gpu, longest), longest) for shape in shapes)
+        cuts = [(shape, blocks) for shape in shapes for blocks in (shape.blocks(self.gpu, longest), WINDOW_BLOCKS)]
+        return max(shape.workspace_bytes(blocks, longest) for shape, blocks in cuts)
 
     def _attention(self, shape: PassShape) -> AttentionShape:
         return AttentionShape(
@@ -177,7 +183,8 @@ class Network:
         )  # fmt: skip
         kernel = short_kernel(self.gpu, attention, shape.capacity) if shape.linear else None
         if kernel is None:
-            attention_kernels(self.gpu, attention, shape.capacity).launch(stream, *arguments, self._workspace)
+            kernels = attention_kernels(self.gpu, attention, shape.capacity, WINDOW_BLOCKS if shape.windowed else 0)
+            kernels.launch(stream, *arguments, self._workspace)
         else:
             self.gpu.launch(stream, kernel, *arguments)
         sub = config.sub_norm

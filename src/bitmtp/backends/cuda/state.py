@@ -54,7 +54,7 @@ class PassWriter:
         self._bytes = memoryview(self.pinned.view(np.uint8).data).cast("B")
         self._arena = gpu.empty(1 << 20)
         self._arena_size = 1 << 20
-        self.linear = True  # of the last pass, as in ``PassShape``
+        self.linear, self.windowed = True, False  # of the last pass, as in ``PassShape``
 
     def write(
         self, rows: Sequence[Row], own: Mapping[int, Sequence[int]], sequences: Mapping[int, Stored], top: int
@@ -65,6 +65,7 @@ class PassWriter:
         kept: list[Choice] = []
         fields: list[int] = []
         self.linear = all(row.window is None for row in rows)
+        self.windowed = len(own) == 1 and all(row.window for row in rows)
         for number, (handle, indices) in enumerate(own.items()):
             state, first = sequences[handle], len(fields) // _FIELDS
             linear = all(rows[index].position == state.length + i for i, index in enumerate(indices))

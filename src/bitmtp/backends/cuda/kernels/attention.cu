@@ -15,7 +15,13 @@
 #include "attention_merge.cuh"
 #include "attention_rows.cuh"
 
-constexpr int OVERLAP = QUERY_TILES == 1 ? 8 : 2;  // steps of a product; registers for more are there up to 16 queries
+// Steps of a product at a time. Registers for more are there up to 16 queries, and some assemblers for later cards than compute
+// capability 9.0 spill two of them.
+#if __CUDA_ARCH__ > 900
+constexpr int OVERLAP = QUERY_TILES == 1 ? 4 : 2;
+#else
+constexpr int OVERLAP = QUERY_TILES == 1 ? 8 : 2;
+#endif
 
 // The part of a piece of K or V that is history, into a tile. A thread keeps to its column of 16 bytes.
 DEVICE void load_piece(Tile& tile, const Item& item, int layer, int piece, int value) {

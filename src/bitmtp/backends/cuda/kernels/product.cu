@@ -242,6 +242,13 @@ DEVICE void multiply_cell(Sums& sums, const Cell& c, const Activations& activati
     }
 }
 
+// Cells at a time. For later cards than compute capability 9.0 the assembler would spill two of the widest passes.
+#if __CUDA_ARCH__ == 900
+constexpr int UNROLLED = 2;
+#else
+constexpr int UNROLLED = NT < 8 ? 2 : 1;
+#endif
+
 // One tile of outputs, this warp's share of the inputs: into the reduction, token by token, `stride` floats apart.
 DEVICE void multiply_tile(const Loaded& l, const Arguments& a, int tile, int i, const Activations& activations,
                           float* out, int stride) {
@@ -251,7 +258,7 @@ DEVICE void multiply_tile(const Loaded& l, const Arguments& a, int tile, int i, 
         for (int s = 0; s < SLICE; ++s)
             if (first_group() + s < GROUPS) multiply_cell(sums, l.cells[i * SLICE + s], activations, s);
     } else {
-#pragma unroll 2
+#pragma unroll UNROLLED
         for (int s = 0; s < SLICE; ++s) {
             if (first_group() + s >= GROUPS) break;
             Cell cell = {};
