@@ -94,6 +94,8 @@ def check_shapes(engine: Engine, index: int, prompt: list[int], max_tokens: int)
         shapers = {"autoregressive": None, **{shape: make() for shape, make in makers.items()}}
         decoders = write(engine, prompt, sampling, shapers, max_tokens)
         texts = {shape: each.state.committed[len(prompt) :] for shape, each in decoders.items()}
+        alone = Request(prompt, max_tokens, make_policy("auto", engine.config.block_size), sampling, seed=index)
+        texts["auto, alone"] = engine.generate(alone).token_ids  # in the backend's own loop, if it has one
         baselines.append(texts["autoregressive"])
         for shape, ids in texts.items():
             if ids != baselines[-1]:
