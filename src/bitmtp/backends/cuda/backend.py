@@ -222,7 +222,7 @@ class CudaBackend:
     def can_reside(self, text: ResidentText) -> bool:
         """Whether the resident loop takes this text; captures the graphs that it will need."""
         s = text.choice.sampling
-        if self.runtime < Runtime.ITERATION:
+        if self.runtime < (Runtime.ITERATION if text.adaptive is None else Runtime.RESIDENT):
             return False
         if s.penalised or text.choice.allowed is not None or len(text.eos_ids) > MAX_EOS:
             return False
