@@ -11,6 +11,16 @@
 
 #include "decisions.hpp"
 
+// The kernel's instructions come from far away whenever the passes between have pushed them out of the caches near by: it is
+// kept small, and what is used in several places is there once.
+#ifdef __CUDACC__
+#define CALLED __device__ __noinline__
+#define ROLLED _Pragma("unroll 1")
+#else
+#define CALLED inline
+#define ROLLED
+#endif
+
 namespace adaptive {
 
 using decisions::Chosen;
@@ -114,7 +124,9 @@ struct Match {
 
 // costs.py
 
-TWIN double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+CALLED double exponential(double x) { return exp(x); }
+
+TWIN double sigmoid(double x) { return 1 / (1 + exponential(-x)); }
 
 TWIN double logit(double probability) {
     double inside = fmin(fmax(probability, 1e-4), 1 - 1e-4);
@@ -141,6 +153,7 @@ TWIN Plan best_draft(const Tuning& tuning, double odds, double price, int histor
     each(most, [&](int i) { scratch.costs[i] = worth * table_cost(tuning, i + 1, near); });
     double reached = 1.0, expected = 0.0, blind = 0.0, seen = 0.0;
     Plan best = {1, 1.0 - scratch.costs[0]};
+    ROLLED
     for (int size = 1; size <= most; ++size) {
         double cost = scratch.costs[size - 1], exactly = fmax(size - cost, 0.0);
         expected += reached;
@@ -158,11 +171,13 @@ TWIN Plan best_draft(const Tuning& tuning, double odds, double price, int histor
 // A run of GRAM tokens by where it ends.
 TWIN unsigned hash(const Past& past, int end) {
     unsigned mixed = 0;
+    ROLLED
     for (int i = end - GRAM; i < end; ++i) mixed = (mixed + unsigned(past.text[i])) * MIX;
     return mixed >> past.shift;
 }
 
 TWIN bool same_gram(const int* text, int a, int b) {
+    ROLLED
     for (int i = 1; i <= GRAM; ++i)
         if (text[a - i] != text[b - i]) return false;
     return true;
@@ -177,11 +192,13 @@ TWIN void remember(Past& past, int length, Scratch& scratch) {
     each(count, [&](int i) { hashes[i] = hash(past, first + i); });
     each(count, [&](int i) {
         int other = i - 1;
+        ROLLED
         while (other >= 0 && hashes[other] != hashes[i]) --other;
         past.links[first + i] = other >= 0 ? first + other : past.heads[hashes[i]];
     });
     each(count, [&](int i) {
         int other = i + 1;
+        ROLLED
         while (other < count && hashes[other] != hashes[i]) ++other;
         if (other == count) past.heads[hashes[i]] = first + i;
     });
@@ -194,6 +211,7 @@ TWIN Match match(Past& past, int length, Scratch& scratch) {
     if (length <= GRAM) return {0, 0};
     const int* text = past.text;
     int end = past.heads[hash(past, length)];
+    ROLLED
     while (end && !same_gram(text, end, length)) end = past.links[end];
     if (!end) return {0, 0};
     int further = prefix(least(LONGEST, end) - GRAM,
@@ -207,7 +225,7 @@ TWIN double cost(const Tuning& tuning, const Moment& moment, int width) {
     return tuning.milliseconds[width] + moment.fixed + moment.a_row * width;
 }
 
-TWIN Moment moment_of(const Tuning& tuning, const Estimate& estimate, int history) {
+CALLED Moment moment_of(const Tuning& tuning, const Estimate& estimate, int history) {
     int further = history - tuning.history;
     Moment moment = {further * tuning.per_pass, further * tuning.per_row, 0.0};
     double lowest = 1 / cost(tuning, moment, 1);
@@ -218,21 +236,19 @@ TWIN Moment moment_of(const Tuning& tuning, const Estimate& estimate, int histor
 
 TWIN double odds(const Estimate& estimate) { return estimate.ease - ENTROPY_WEIGHT * (estimate.entropy - 1); }
 
-// How many tokens to copy, if they promise more than `worth`; else 0. Their chances are left in scratch.chances.
-TWIN int worth_copying(const Tuning& tuning, const Estimate& estimate, const Moment& moment, int shared, int most,
-                       double worth, Scratch& scratch) {
-    each(most - 1, [&](int i) {
-        scratch.chances[i] = sigmoid(AGREEMENT * least(shared + i, LONGEST) + estimate.faith);
-        scratch.costs[i] = moment.price * cost(tuning, moment, i + 2);
-    });
-    double reached = 1.0, total = 1.0, best = worth, enough = moment.price * tuning.row;
+// How many proposals, of n whose chances and whose pass's cost at each number are in `scratch`, promise the most tokens less
+// what they cost, if that is more than `worth`; else 0. `total`: tokens that are certain. Where hardly one that promises no more
+// reaches half of `enough`, none behind it is looked at.
+CALLED int best_length(const Scratch& scratch, int n, double total, double worth, double enough) {
+    double reached = 1.0;
     int count = 0;
-    for (int i = 0; i < most - 1; ++i) {
+    ROLLED
+    for (int i = 0; i < n; ++i) {
         reached *= scratch.chances[i];
         total += reached;
         double value = total - scratch.costs[i];
-        if (value > best) {
-            best = value;
+        if (value > worth) {
+            worth = value;
             count = i + 1;
         } else if (reached * 2 < enough) {
             break;
@@ -241,30 +257,27 @@ TWIN int worth_copying(const Tuning& tuning, const Estimate& estimate, const Mom
     return count;
 }
 
+// How many tokens to copy, if they promise more than `worth`; else 0. Their chances are left in scratch.chances.
+TWIN int worth_copying(const Tuning& tuning, const Estimate& estimate, const Moment& moment, int shared, int most,
+                       double worth, Scratch& scratch) {
+    each(most - 1, [&](int i) {
+        scratch.chances[i] = sigmoid(AGREEMENT * least(shared + i, LONGEST) + estimate.faith);
+        scratch.costs[i] = moment.price * cost(tuning, moment, i + 2);
+    });
+    return best_length(scratch, most - 1, 1.0, worth, moment.price * tuning.row);
+}
+
 // How many proposals of a draft of n to verify; 0 or 1: none, the first is committed as it is. Their log-odds are left in
 // shaper.said.
 TWIN int worth_verifying(const Tuning& tuning, const Moment& moment, const Chosen* proposals, int n, int most, Shaper& shaper,
                          Scratch& scratch) {
     double offset = shaper.estimate.offset;
     each(n, [&](int i) {
-        if (i) {
-            shaper.said[i] = calibrated(tuning, i, double(proposals[i].probability));
-            scratch.chances[i] = sigmoid(shaper.said[i] + offset);
-        }
+        if (i) shaper.said[i] = calibrated(tuning, i, double(proposals[i].probability));
+        scratch.chances[i] = i ? sigmoid(shaper.said[i] + offset) : 1.0;
         scratch.costs[i] = moment.price * cost(tuning, moment, i + 1);
     });
-    double reached = 1.0, total = 0.0, value = 0.0;
-    int best = 0;
-    for (int i = 0; i < least(n, most); ++i) {
-        if (i) reached *= scratch.chances[i];
-        total += reached;
-        double worth = total - scratch.costs[i];
-        if (worth > value) {
-            best = i + 1;
-            value = worth;
-        }
-    }
-    return best;
+    return best_length(scratch, least(n, most), 0.0, 0.0, 0.0);
 }
 
 TWIN void spend(Estimate& estimate, int tokens, double milliseconds, double memory) {
@@ -272,7 +285,7 @@ TWIN void spend(Estimate& estimate, int tokens, double milliseconds, double memo
         estimate.tokens = MEMORY;
         estimate.milliseconds = memory;
     }
-    double fade = exp(-milliseconds / memory);
+    double fade = exponential(-milliseconds / memory);
     estimate.tokens = estimate.tokens * fade + tokens;
     estimate.milliseconds = estimate.milliseconds * fade + milliseconds;
 }
@@ -297,21 +310,25 @@ struct Iteration {
 
 TWIN double learn_entropy(double entropy, const Iteration& iteration, const Chosen* outputs, int count, float first) {
     int before = iteration.running == VERIFY;  // the first token's row was in the pass before
+    ROLLED
     for (int i = 0; i < count; ++i)
         entropy += ENTROPY_RATE * (double(i < before ? first : outputs[i - before].entropy) - entropy);
     return entropy;
 }
 
-// What stood, what fell, and what the text tells of a guess that was left to it.
+// What the text tells of a guess that was left to it; then what stood, and what fell.
 TWIN void learn_drafts(Estimate& estimate, int& seen, const Shaper& shaper, const Iteration& iteration, int first_token) {
     double acceptance = sigmoid(fmin(odds(estimate), SUREST));
     const Guess& awaited = shaper.awaited;
-    if (awaited.there) learn_guess(estimate, seen, acceptance, awaited.logit, awaited.token == first_token);
-    for (int i = 1; i < iteration.proposed && i <= iteration.stood; ++i)
-        learn_guess(estimate, seen, acceptance, shaper.said[i], i < iteration.stood);
+    ROLLED
+    for (int i = awaited.there ? 0 : 1; i == 0 || (i < iteration.proposed && i <= iteration.stood); ++i) {
+        bool stood = i ? i < iteration.stood : awaited.token == first_token;
+        learn_guess(estimate, seen, acceptance, i ? shaper.said[i] : awaited.logit, stood);
+    }
 }
 
 TWIN void learn_copies(Estimate& estimate, const Shaper& shaper, const Iteration& iteration) {
+    ROLLED
     for (int i = 0; i < iteration.proposed && i <= iteration.stood; ++i)
         estimate.faith += FAITH_RATE * ((i < iteration.stood) - shaper.said[i]);
 }
@@ -339,19 +356,37 @@ TWIN void learn(const Tuning& tuning, Shaper& shaper, const Moment& moment, cons
 
 TWIN int body_of(int width, bool masks) {
     int index = 0;
+    ROLLED
     while (1 << index < width) ++index;
     return masks ? CLASSES + index - 1 : index;
 }
 
-TWIN void run_next(Shaper& shaper, int running, int body) {
-    once([&] {
-        shaper.running = running;
-        shaper.body = body;
-    });
+// What runs next, in so many rows.
+struct Next {
+    int running, width;
+};
+
+// The anchor, unless a draft pass had it; then masks, or proposals.
+TWIN Row row_of(const Loop& loop, int running, int i) {
+    int known = running == VERIFY ? 0 : 1;
+    int token = i < known ? loop.pending[0] : running == DRAFT ? -i : loop.proposals[i - known];
+    return decisions::causal_row(loop, i, token, HEAD_EXACT);
 }
 
-// After a draft pass: set proposals aside to verify (true), or commit the first as it is.
-TWIN bool judge(Loop& loop, const Tuning& tuning, Shaper& shaper, const Moment& moment, const Chosen* outputs, Kept& kept,
+TWIN void plan(const Loop& loop, Shaper& shaper, Pass& pass, Next next) {
+    int body = next.running == NOTHING ? NO_BODY : body_of(next.width, next.running == DRAFT && next.width > 1);
+    once([&] {
+        shaper.running = next.running;
+        shaper.body = body;
+        if (next.running == DRAFT) shaper.draft_width = next.width;
+    });
+    if (next.running == NOTHING) return;
+    decisions::set_shape(loop, pass, next.width);
+    each(next.width, [&](int i) { pass.rows[i] = row_of(loop, next.running, i); });
+}
+
+// After a draft pass: set proposals aside to verify, or commit the first as it is.
+TWIN Iteration judge(Loop& loop, const Tuning& tuning, Shaper& shaper, const Moment& moment, const Chosen* outputs, Kept& kept,
                 Scratch& scratch) {
     int n = shaper.draft_width;
     int best = worth_verifying(tuning, moment, outputs, n, room(loop) - 1, shaper, scratch);
@@ -359,77 +394,64 @@ TWIN bool judge(Loop& loop, const Tuning& tuning, Shaper& shaper, const Moment& 
         loop.passes += 1;
         shaper.first_entropy = outputs[0].entropy;
     });
+    double spent = cost(tuning, moment, n);
     if (best > 1) {
         decisions::set_aside(loop, kept, outputs, best);
-        return true;
+        return {};
     }
     once([&] {
         kept.tokens[0] = outputs[0].token;
         kept.sources[0] = decisions::SOURCE_EXACT;
     });
     decisions::commit(loop, kept, 1, 1, 0, 0, n > 1);
-    learn(tuning, shaper, moment, {DRAFT, 0, 0, n > 1, cost(tuning, moment, n), n == 1}, outputs, kept);
-    return false;
+    return {DRAFT, 0, 0, n > 1, spent, n == 1};
 }
 
 // After a verify pass, of a draft's proposals or of copied ones.
-TWIN void accept(Loop& loop, const Tuning& tuning, Shaper& shaper, const Moment& moment, const Chosen* outputs, Kept& kept) {
+TWIN Iteration accept(Loop& loop, const Tuning& tuning, const Shaper& shaper, const Moment& moment, const Chosen* outputs,
+                      Kept& kept) {
     int n = loop.num_proposals, running = shaper.running;
     bool copied = running == COPY;
     int stood = decisions::accept(loop, outputs, kept, copied ? 0 : 1);
     if (copied) once([&] { loop.copied += 1; });
     double spent = cost(tuning, moment, copied ? n + 1 : shaper.draft_width);
     if (!copied) spent += cost(tuning, moment, n);
-    learn(tuning, shaper, moment, {running, n, stood, 0, spent, false}, outputs, kept);
+    return {running, n, stood, 0, spent, false};
 }
 
 TWIN void append(Past& past, const Kept& kept, int length) {
     each(kept.count, [&](int i) { past.text[length - kept.count + i] = kept.tokens[i]; });
 }
 
-// The anchor and what followed where the text last ended so; what repeats itself is taken to go on so.
-TWIN void plan_copy(Loop& loop, Shaper& shaper, Pass& pass, int end, int count, const Scratch& scratch) {
+// Sets aside what followed where the text last ended so; what repeats itself is taken to go on so.
+TWIN void copy(Loop& loop, Shaper& shaper, int end, int count, const Scratch& scratch) {
     int period = loop.committed - end;
     each(count, [&](int i) {
         loop.proposals[i] = shaper.past.text[end + i % period];
         shaper.said[i] = scratch.chances[i];
     });
     once([&] { loop.num_proposals = count; });
-    decisions::set_shape(loop, pass, count + 1);
-    each(count + 1, [&](int i) {
-        pass.rows[i] = decisions::causal_row(loop, i, i ? loop.proposals[i - 1] : loop.pending[0], HEAD_EXACT);
-    });
-    run_next(shaper, COPY, body_of(count + 1, false));
-}
-
-TWIN void plan_draft(const Loop& loop, Shaper& shaper, Pass& pass, int size) {
-    decisions::plan_draft(loop, pass, size);
-    once([&] { shaper.draft_width = size; });
-    run_next(shaper, DRAFT, body_of(size, size > 1));
 }
 
 // A copy, or the block that promises most.
-TWIN void choose(Loop& loop, const Tuning& tuning, Shaper& shaper, Pass& pass, Scratch& scratch) {
+TWIN Next choose(Loop& loop, const Tuning& tuning, Shaper& shaper, Scratch& scratch) {
     const Estimate& estimate = shaper.estimate;
     Moment moment = moment_of(tuning, estimate, loop.materialized);
     Match found = match(shaper.past, loop.committed, scratch);
-    int most = least(loop.policy.block_size, room(loop));
-    Plan plan = best_draft(tuning, odds(estimate), moment.price, loop.materialized, most, scratch);
-    int count = 0;
-    if (found.shared) {
-        int rows = least(room(loop), MAX_WIDTH);
-        count = worth_copying(tuning, estimate, moment, found.shared, rows, plan.worth, scratch);
-    }
-    if (count) plan_copy(loop, shaper, pass, found.end, count, scratch);
-    else plan_draft(loop, shaper, pass, plan.size);
+    Plan plan = best_draft(tuning, odds(estimate), moment.price, loop.materialized, decisions::block(loop), scratch);
+    if (!found.shared) return {DRAFT, plan.size};
+    int rows = least(room(loop), MAX_WIDTH);
+    int count = worth_copying(tuning, estimate, moment, found.shared, rows, plan.worth, scratch);
+    if (!count) return {DRAFT, plan.size};
+    copy(loop, shaper, found.end, count, scratch);
+    return {COPY, count + 1};
 }
 
-// At an iteration's boundary: plan its first pass, if there is to be one.
-TWIN void advance(Loop& loop, const Tuning& tuning, Shaper& shaper, Pass& pass, Control control, Scratch& scratch) {
+// At an iteration's boundary: its first pass, if there is to be one.
+TWIN Next advance(Loop& loop, const Tuning& tuning, Shaper& shaper, Control control, Scratch& scratch) {
     int status = decisions::status_of(loop, control, least(MAX_WIDTH, room(loop)));
     once([&] { loop.status = status; });
-    if (status == decisions::RUNNING) choose(loop, tuning, shaper, pass, scratch);
-    else run_next(shaper, NOTHING, NO_BODY);
+    return status == decisions::RUNNING ? choose(loop, tuning, shaper, scratch) : Next{NOTHING, 0};
 }
 
 // Takes what the pass that has run says (none at first), and plans the next one: shaper.body, or a loop that is not RUNNING.
@@ -437,15 +459,15 @@ TWIN void turn(Loop& loop, const Tuning& tuning, Shaper& shaper, Pass& pass, con
                Control control, Scratch& scratch) {
     if (shaper.running != NOTHING) {
         Moment moment = moment_of(tuning, shaper.estimate, loop.committed - 1);
-        if (shaper.running == DRAFT && judge(loop, tuning, shaper, moment, outputs, kept, scratch)) {
-            decisions::plan_verify(loop, pass);
-            return run_next(shaper, VERIFY, body_of(loop.num_proposals, false));
-        }
-        if (shaper.running != DRAFT) accept(loop, tuning, shaper, moment, outputs, kept);
+        Iteration iteration = shaper.running == DRAFT
+                                  ? judge(loop, tuning, shaper, moment, outputs, kept, scratch)
+                                  : accept(loop, tuning, shaper, moment, outputs, kept);
+        if (loop.num_proposals) return plan(loop, shaper, pass, {VERIFY, loop.num_proposals});
+        learn(tuning, shaper, moment, iteration, outputs, kept);
         append(shaper.past, kept, loop.committed);
         decisions::send(loop, kept, ring);
     }
-    advance(loop, tuning, shaper, pass, control, scratch);
+    plan(loop, shaper, pass, advance(loop, tuning, shaper, control, scratch));
 }
 
 }  // namespace adaptive

@@ -197,8 +197,8 @@ TWIN void set_shape(const Loop& loop, Pass& pass, int width) {
     });
 }
 
-TWIN void plan_draft(const Loop& loop, Pass& pass, int size) {
-    int width = num_pending(loop) + size - 1;
+TWIN void plan_draft(const Loop& loop, Pass& pass) {
+    int width = num_pending(loop) + block(loop) - 1;
     set_shape(loop, pass, width);
     each(width, [&](int i) { pass.rows[i] = draft_row(loop, i); });
 }
@@ -312,7 +312,7 @@ TWIN void advance(Loop& loop, Pass& pass, Control control) {
     // The verifier may run as many rows behind the whole text as there are proposals.
     int status = status_of(loop, control, block(loop));
     once([&] { loop.status = status; });
-    if (status == RUNNING) plan_draft(loop, pass, block(loop));
+    if (status == RUNNING) plan_draft(loop, pass);
 }
 
 // After a draft pass. True: the pass to run next is a verify pass.
