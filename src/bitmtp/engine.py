@@ -86,8 +86,9 @@ class Result:
         return self.num_spec_steps >= 8 and self.draft_acceptance_rate < 0.02
 
 
-def _workload(policy: Policy, sampling: Sampling, several: bool = False) -> Workload:
-    return Workload(several, sampling.filtered, policy.shaped)
+def _workload(policy: Policy, sampling: Sampling, *, several: bool = False, resident: bool = False) -> Workload:
+    """What the host will ask for; a resident text's shapes are the backend's own."""
+    return Workload(several, sampling.filtered, policy.shaped and not resident)
 
 
 class Generation:
@@ -130,8 +131,8 @@ class Generation:
 
     def __iter__(self) -> Iterator[Chunk]:
         backend = self._engine.backend
-        self._engine.prepare(_workload(self.decoder.policy, self.decoder.state.sampling))
         resident = can_reside(backend, self.decoder)
+        self._engine.prepare(_workload(self.decoder.policy, self.decoder.state.sampling, resident=resident))
         yield from self.start()
         if resident and self.decoder.finish is None:
             for _ in decode_resident(backend, self.decoder):

@@ -151,6 +151,15 @@ class PreparedBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class TimedBackend(Protocol):
+    """What a backend offers besides, if a pass costs less where it iterates by itself than the host sees."""
+
+    def time_step(self, rows: Sequence[Row]) -> float:
+        """Milliseconds of such a pass on the device; its outputs are lost."""
+        ...
+
+
 def graphs_a_pass(backend: Backend) -> int:
     """Graphs that the host launches for a pass: 1, or 0 where passes are not graphs."""
     return getattr(backend, "graphs_a_pass", 0)

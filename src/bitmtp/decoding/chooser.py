@@ -127,7 +127,7 @@ class AdaptiveShaper:
             row=self._row,
             temperatures=calibration.temperatures,
             offsets=calibration.offsets,
-            ease=self._estimate.ease,
+            ease=self._usual,
             faith=self._estimate.faith,
             text=tuple(text),
         )

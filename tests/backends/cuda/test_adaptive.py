@@ -33,7 +33,7 @@ from bitmtp.backends.cuda.adaptive import bodies
 from bitmtp.backends.cuda.adaptive_layout import SHAPER, TUNING, chains, shaper_record, tuning_record
 from bitmtp.backends.cuda.compile import ARCHITECTURES, compile_kernels
 from bitmtp.backends.cuda.network import width_class
-from bitmtp.backends.cuda.resident_layout import LOOP, RING, SOURCES, RingReader, Status
+from bitmtp.backends.cuda.resident_layout import LOOP, RING, RING_SIZE, SOURCES, RingReader, Status
 from bitmtp.decoding import chooser, copies, plans
 from bitmtp.decoding.chooser import AdaptiveShaper
 from bitmtp.decoding.copies import Past
@@ -372,7 +372,25 @@ def test_the_turn_equals_the_decoder(on_cpu: Machine, seed: int) -> None:
     assert seen["copied"] > 100
     assert seen["stop"] > 0
     assert {"NEEDS_MEMORY", "INTERRUPTED"} <= set(seen)
-    assert {f"body {number}" for number in range(11)} <= set(seen)
+    assert {f"body {number}" for number in range(11)} <= set(seen), "passes of all widths"
+
+
+def test_a_full_ring_pauses_before_it_overflows(on_cpu: Machine) -> None:
+    case = make_case(on_cpu, 1, 3 * RING_SIZE)
+    twin, reader = case.twin, RingReader(case.twin.ring)
+    twin.loop["capacity"], twin.loop["num_eos"], case.decoder.eos_ids = case.decoder.limit, 0, frozenset()
+    twin.turn()
+    text = list[int]()
+    while twin.status is Status.RUNNING:
+        text += [token.id for token in run_pass(case, 0.0)]
+    assert twin.status is Status.RING_FULL
+    assert RING_SIZE - 65 <= len(text) <= RING_SIZE
+    twin.turn()
+    assert twin.status is Status.RING_FULL, "nothing was taken out"
+    assert [token for token, _ in reader.drain()] == text
+    twin.turn()
+    assert twin.status is Status.RUNNING
+    run_pass(case, 0.0)
 
 
 def test_one_warp_nearly_equals_the_decoder(on_gpu: Machine) -> None:

@@ -25,6 +25,8 @@ from bitmtp.checkpoint import Checkpoint
 from bitmtp.errors import BackendError
 from bitmtp.sampling import GREEDY, Choice
 
+_REPLAYS = 3  # of a pass that is timed
+
 
 @dataclass(slots=True)
 class SequenceState:
@@ -193,6 +195,13 @@ class CudaBackend:
         for index, output in zip(order, self._read(len(rows), top, logits), strict=True):
             outputs[index] = output if rows[index].head else None
         return outputs
+
+    def time_step(self, rows: Sequence[Row]) -> float:
+        """Milliseconds of a pass on the card: what it costs where nothing waits for the host."""
+        self.step(rows)
+        shape = self.shape
+        assert shape is not None
+        return self.gpu.seconds(lambda: self.atlas.launch(shape), _REPLAYS) * 1e3
 
     @property
     def graphs_a_pass(self) -> int:
