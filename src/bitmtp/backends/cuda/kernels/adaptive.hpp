@@ -12,7 +12,7 @@
 #include "decisions.hpp"
 
 // The kernel's instructions come from far away whenever the passes between have pushed them out of the caches near by: it is
-// kept small, and what is used in several places is there once.
+// kept small, and what several places use is there once.
 #ifdef __CUDACC__
 #define CALLED __device__ __noinline__
 #define ROLLED _Pragma("unroll 1")
@@ -236,9 +236,9 @@ CALLED Moment moment_of(const Tuning& tuning, const Estimate& estimate, int hist
 
 TWIN double odds(const Estimate& estimate) { return estimate.ease - ENTROPY_WEIGHT * (estimate.entropy - 1); }
 
-// How many proposals, of n whose chances and whose pass's cost at each number are in `scratch`, promise the most tokens less
-// what they cost, if that is more than `worth`; else 0. `total`: tokens that are certain. Where hardly one that promises no more
-// reaches half of `enough`, none behind it is looked at.
+// How many of n proposals promise the most tokens less their pass's price, if that is more than `worth`; else 0. Chances and
+// prices are in `scratch`; `total`: tokens that are certain. Behind one that promises no more, and that the text reaches with
+// less than half of `enough`, none is looked at.
 CALLED int best_length(const Scratch& scratch, int n, double total, double worth, double enough) {
     double reached = 1.0;
     int count = 0;
@@ -387,7 +387,7 @@ TWIN void plan(const Loop& loop, Shaper& shaper, Pass& pass, Next next) {
 
 // After a draft pass: set proposals aside to verify, or commit the first as it is.
 TWIN Iteration judge(Loop& loop, const Tuning& tuning, Shaper& shaper, const Moment& moment, const Chosen* outputs, Kept& kept,
-                Scratch& scratch) {
+                     Scratch& scratch) {
     int n = shaper.draft_width;
     int best = worth_verifying(tuning, moment, outputs, n, room(loop) - 1, shaper, scratch);
     once([&] {
