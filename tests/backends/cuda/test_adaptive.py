@@ -272,7 +272,7 @@ class Case:
     luck: random.Random
 
 
-def make_case(machine: Machine, seed: int, room: int) -> Case:
+def make_case(machine: Machine, seed: int, room: int, stops: bool = True) -> Case:
     luck = random.Random(seed)
     vocabulary, block_size = luck.choice([3, 50, 151_669]), luck.choice([1, 2, 8, 16, 32, luck.randint(1, 32)])
     prompt_length = luck.choice([1, 2, 3, 4, luck.randint(1, 200)])
@@ -281,7 +281,7 @@ def make_case(machine: Machine, seed: int, room: int) -> Case:
     policy = Policy("auto", block_size, Verify.ALWAYS, adaptive=True)
     tuning = Tuning(random_costs(luck), random_calibration(luck), random_calibration(luck))
     shaper = AdaptiveShaper(policy, tuning, luck.choice([0.0, 0.0, 0.7, 1.0]), linear=True)
-    eos = frozenset([truth[luck.randrange(prompt_length, limit)], vocabulary][luck.random() < 0.8 :])
+    eos = frozenset([truth[luck.randrange(prompt_length, limit)]] if stops and luck.random() < 0.2 else [])
     state = State(0, Sampling(), truth[:prompt_length], prompt_length)
     decoder = Decoder(state, policy, limit, eos, shaper=shaper)
     decoder.start(cast(Backend, NoModel(truth[prompt_length])))
@@ -375,11 +375,26 @@ def test_the_turn_equals_the_decoder(on_cpu: Machine, seed: int) -> None:
     assert {f"body {number}" for number in range(11)} <= set(seen), "passes of all widths"
 
 
+def endless_case(machine: Machine, room: int) -> Case:
+    """A text that nothing ends or pauses but its length and a ring that nobody reads; its first turn has run."""
+    case = make_case(machine, 1, room, stops=False)
+    case.twin.loop["capacity"] = case.decoder.limit
+    case.twin.turn()
+    return case
+
+
+def test_no_acceptance_is_believed_beyond_the_surest(on_cpu: Machine) -> None:
+    case = endless_case(on_cpu, 4000)
+    case.model.truth = [case.luck.randrange(100_000) for _ in range(case.decoder.limit + 80)]
+    case.model.skill = (1.0, 1.0)
+    while case.decoder.finish is None:
+        run_pass(case, 0.0)
+    assert case.shaper._estimate.odds(False) > plans.SUREST + 0.2
+
+
 def test_a_full_ring_pauses_before_it_overflows(on_cpu: Machine) -> None:
-    case = make_case(on_cpu, 1, 3 * RING_SIZE)
+    case = endless_case(on_cpu, 3 * RING_SIZE)
     twin, reader = case.twin, RingReader(case.twin.ring)
-    twin.loop["capacity"], twin.loop["num_eos"], case.decoder.eos_ids = case.decoder.limit, 0, frozenset()
-    twin.turn()
     text = list[int]()
     while twin.status is Status.RUNNING:
         text += [token.id for token in run_pass(case, 0.0)]
