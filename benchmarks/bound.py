@@ -247,7 +247,13 @@ class Comparison:
 
     def _adaptive(self) -> None:
         policy = make_policy("auto", len(self.recordings[0].drafts[0]))
-        for name, kind in (("auto", AdaptiveShaper), ("auto, no fused", Unfused), ("auto, no copies", Uncopied)):
+        kinds: dict[str, Callable[..., Shaper]] = {
+            "auto": AdaptiveShaper,
+            "auto, no fused": Unfused,
+            "auto, no copies": Uncopied,
+            "auto, linear": partial(AdaptiveShaper, linear=True),
+        }
+        for name, kind in kinds.items():
             total: Counter[str] = Counter()
             self._line(name, self._played(policy, partial(kind, policy, self.tuning), total))
             print("   ", ", ".join(f"{count} {what}" for what, count in total.items()))

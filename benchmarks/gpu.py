@@ -18,7 +18,7 @@ import numpy as np
 from bitmtp import checkpoint
 from bitmtp.backends.cuda.backend import CudaBackend
 from bitmtp.backends.cuda.device import Gpu
-from bitmtp.backends.cuda.profile import copy_speed, history_bytes, prepared_pass, seconds
+from bitmtp.backends.cuda.profile import copy_speed, history_bytes, prepared_pass
 from bitmtp.benchmark.host import host_costs
 from bitmtp.benchmark.shapes import SHAPES, random_checkpoint
 from bitmtp.models import shipped_model
@@ -30,7 +30,7 @@ ROUNDS, REPLAYS = 9, 20
 def pass_seconds(backend: CudaBackend, width: int, history: int, masks: bool = False) -> float:
     """Median time of a pass over ``width`` rows behind ``history`` positions (whatever K/V lie there)."""
     with prepared_pass(backend, width, history, masks) as shape:
-        return median(seconds(backend.gpu, lambda: backend.atlas.launch(shape), REPLAYS) for _ in range(ROUNDS))
+        return median(backend.gpu.seconds(lambda: backend.atlas.launch(shape), REPLAYS) for _ in range(ROUNDS))
 
 
 def report_shape(name: str, widths: list[int], speed: float) -> None:

@@ -130,8 +130,7 @@ class Generation:
 
     def __iter__(self) -> Iterator[Chunk]:
         backend = self._engine.backend
-        self._engine.prepare(_workload(self.decoder.policy, self.decoder.state.sampling))
-        resident = can_reside(backend, self.decoder)
+        resident = self._prepare()
         yield from self.start()
         if resident and self.decoder.finish is None:
             for _ in decode_resident(backend, self.decoder):
@@ -139,6 +138,16 @@ class Generation:
         while self.decoder.finish is None:
             advance(backend, [self.decoder])
             yield from self.take()
+
+    def _prepare(self) -> bool:
+        """Let the backend make ready, before the text begins; whether it will iterate by itself. Trees and windows are
+        the host's, so a resident text needs none of their passes."""
+        workload = _workload(self.decoder.policy, self.decoder.state.sampling)
+        self._engine.prepare(replace(workload, shaped=False))
+        if can_reside(self._engine.backend, self.decoder):
+            return True
+        self._engine.prepare(workload)
+        return False
 
     @property
     def result(self) -> Result:

@@ -26,8 +26,8 @@ USUAL = CostTable((1, 2, 8, 16), (3.7, 4.4, 7.4, 13.2), per_position=(0.0, 0.001
 TRUE = Calibration((1.0,), (0.0,))
 
 
-def shaper_of(costs: CostTable) -> AdaptiveShaper:
-    return AdaptiveShaper(POLICY, Tuning(costs, TRUE))
+def shaper_of(costs: CostTable, linear: bool = False) -> AdaptiveShaper:
+    return AdaptiveShaper(POLICY, Tuning(costs, TRUE), linear=linear)
 
 
 def guesses(*probabilities: Sequence[float]) -> list[Guess]:
@@ -40,12 +40,13 @@ def guesses(*probabilities: Sequence[float]) -> list[Guess]:
     prompt=PROMPT,
     room=st.integers(1, 60),
     costs=st.sampled_from([CHEAP, DEAR, USUAL]),
+    linear=st.booleans(),
 )
 def test_the_text_is_the_autoregressive_text(
-    seed: int, skill: float, prompt: list[int], room: int, costs: CostTable
+    seed: int, skill: float, prompt: list[int], room: int, costs: CostTable, linear: bool
 ) -> None:
     backend = ScriptedBackend(seed, skill=skill)
-    decoder = make_decoder(backend, prompt, POLICY, room, shaper=shaper_of(costs))
+    decoder = make_decoder(backend, prompt, POLICY, room, shaper=shaper_of(costs, linear))
     assert run(decoder, backend) == backend.continuation(prompt, room)
 
 
@@ -243,3 +244,30 @@ def test_copies_need_no_draft_pass() -> None:
 def test_second_choices_are_asked_for_where_rows_are_cheap() -> None:
     assert shaper_of(CHEAP).ranks > 1
     assert shaper_of(USUAL).ranks == 1
+
+
+def test_linear_shapes_are_chains_that_see_all() -> None:
+    shaper = shaper_of(CHEAP, linear=True)
+    assert shaper.ranks == 1
+    for _ in range(20):  # where a shaper that may would let the next draft ride along
+        shaper.learn([Output(1, 0.9, 0.1)] * 10, [Verified(1, 0.9, True)] * 8, [8, 8])
+    shape = shaper.judge(guesses([1.0], *[[0.99]] * 9), True, 50, 100)
+    assert isinstance(shape, Topology)
+    assert [(node.kind, node.depth, node.rank) for node in shape.nodes] == [
+        (Kind.PROPOSAL, depth, 0) for depth in range(1, 11)
+    ]
+    steep = CostTable((1, 8), (3.7, 7.4), per_position=(0.002, 0.0002))
+    assert shaper_of(steep, linear=True).draft([1], 50, 30_000).window is None
+
+
+def test_what_a_resident_loop_is_told() -> None:
+    tuning = Tuning(USUAL, Calibration((0.5, 2.0), (1.0, 0.0)), Calibration((3.0,), (0.1,)))
+    greedy = AdaptiveShaper(make_policy("auto", 4), tuning).resident([7, 8])
+    assert greedy.milliseconds == USUAL.near
+    assert (greedy.temperatures, greedy.offsets) == ((0.5, 2.0, 2.0, 2.0), (1.0, 0.0, 0.0, 0.0))
+    assert (greedy.per_position, greedy.history, greedy.row) == (USUAL.per_position, USUAL.history, USUAL.row)
+    assert greedy.text == (7, 8)
+    sampled = AdaptiveShaper(make_policy("auto", 4), tuning, 1.0).resident([])
+    assert sampled.temperatures == (3.0,) * 4
+    assert sampled.ease < greedy.ease
+    assert sampled.faith < greedy.faith

@@ -151,9 +151,42 @@ class PreparedBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class TimedBackend(Protocol):
+    """What a backend offers besides, if a pass costs less where it iterates by itself than the host sees."""
+
+    def time_step(self, rows: Sequence[Row]) -> float:
+        """Milliseconds of such a pass on the device; its outputs are lost."""
+        ...
+
+
 def graphs_a_pass(backend: Backend) -> int:
     """Graphs that the host launches for a pass: 1, or 0 where passes are not graphs."""
     return getattr(backend, "graphs_a_pass", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentTuning:
+    """What the adaptive policy knows when a text begins (``decoding/chooser.py``), for its linear shapes.
+
+    Attributes:
+        milliseconds: of passes of 0 … 64 rows behind ``history`` positions.
+        per_position: what each further position of history adds to a pass, and to each of its rows.
+        row: what a further row of a narrow pass costs.
+        temperatures, offsets: calibration of each proposal of a block but the exact head's.
+        ease, faith: log-odds that a proposal stands, and that the text goes on as its past did.
+        text: prompt and text now.
+    """
+
+    milliseconds: tuple[float, ...]
+    per_position: tuple[float, float]
+    history: int
+    row: float
+    temperatures: tuple[float, ...]
+    offsets: tuple[float, ...]
+    ease: float
+    faith: float
+    text: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +199,8 @@ class ResidentText:
         limit: length of prompt and text at which it ends.
         committed: length of prompt and text now.
         pending: the last committed tokens, those that are not materialized.
+        adaptive: if the block size is the largest of those that follow the text, as all else does; every draft is then
+            verified as far as it is worth it.
     """
 
     block_size: int
@@ -178,6 +213,7 @@ class ResidentText:
     eos_ids: frozenset[int]
     committed: int
     pending: tuple[int, ...]
+    adaptive: ResidentTuning | None = None
 
 
 @dataclass(slots=True)
@@ -192,6 +228,7 @@ class ResidentResult:
     num_spec_steps: int = 0
     proposed: int = 0
     accepted: int = 0
+    copied: int = 0
     lengths: dict[int, int] = field(default_factory=dict)
 
 

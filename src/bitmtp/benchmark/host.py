@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from bitmtp.backends.cuda.backend import CudaBackend
-from bitmtp.backends.cuda.profile import prepared_pass, seconds
+from bitmtp.backends.cuda.profile import prepared_pass
 from bitmtp.backends.cuda.runtime import Runtime
 from bitmtp.benchmark.timed import timed_text
 from bitmtp.decoding.policies import make_policy
@@ -54,7 +54,7 @@ def host_costs(backend: CudaBackend, prompt: Sequence[int], tokens: int, block_s
 
 def _pass_seconds(backend: CudaBackend, width: int, history: int, masks: bool) -> float:
     with prepared_pass(backend, width, history, masks) as shape:
-        return median(seconds(backend.gpu, lambda: backend.atlas.launch(shape), _REPLAYS) for _ in range(_ROUNDS))
+        return median(backend.gpu.seconds(lambda: backend.atlas.launch(shape), _REPLAYS) for _ in range(_ROUNDS))
 
 
 def _iteration_seconds(backend: CudaBackend, prompt: Sequence[int], tokens: int, block_size: int) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from bitmtp.backends.base import MAX_WIDTH, Output
+from bitmtp.backends.base import MAX_WIDTH, Output, ResidentTuning
 from bitmtp.decoding.copies import LONGEST, Past, continuation
 from bitmtp.decoding.costs import Tuning, sigmoid
 from bitmtp.decoding.plans import SPAN, SUREST, WINDOW, Plan, plans_of
@@ -95,16 +95,18 @@ class AdaptiveShaper:
         policy: its block size is the largest that is drafted.
         tuning: what passes cost here, and what probabilities mean.
         temperature: of the text.
+        linear: chains of one candidate a depth that see all of the history: no trees, no windows, no fused passes. What
+            the resident loop runs by itself.
     """
 
-    def __init__(self, policy: Policy, tuning: Tuning, temperature: float = 0.0) -> None:
-        self._block = policy.block_size
+    def __init__(self, policy: Policy, tuning: Tuning, temperature: float = 0.0, *, linear: bool = False) -> None:
+        self._block, self._linear = policy.block_size, linear
         self._costs, self._near = tuning.costs, tuning.costs.near
         self._plans = plans_of(tuning.costs, policy.block_size)
         self._calibration = tuning.calibration_at(temperature)
         # More than one only where a row costs so little that a second choice can be worth it.
         self._row = self._costs.row
-        self.ranks = RANKS if self._row < CHEAP * self._near[1] else 1
+        self.ranks = 1 if linear or self._row >= CHEAP * self._near[1] else RANKS
         self._usual = EASE - SAMPLED * min(temperature, 1.0)
         self._estimate = Estimate(ease=self._usual, faith=FAITH - FAITH_SAMPLED * min(temperature, 1.0))
         self._past = Past()
@@ -114,13 +116,29 @@ class AdaptiveShaper:
         self._skipped: Guess | None = None
         self._awaited: Guess | None = None
 
+    def resident(self, text: Sequence[int]) -> ResidentTuning:
+        """What a backend needs to go on with ``text`` by itself, deciding as a linear shaper does that has seen nothing
+        of it yet."""
+        calibration = self._calibration.down_to(self._block)
+        return ResidentTuning(
+            milliseconds=self._near,
+            per_position=self._costs.per_position,
+            history=self._costs.history,
+            row=self._row,
+            temperatures=calibration.temperatures,
+            offsets=calibration.offsets,
+            ease=self._usual,
+            faith=self._estimate.faith,
+            text=tuple(text),
+        )
+
     def draft(self, text: Sequence[int], room: int, history: int) -> Draft:
         """A copy, or the block that promises most."""
         self._moment(history)
         plan, price = self._plan(), self._price
         size = plan.best(min(self._block, room))
         self._last, worth = Draft(size), plan.worths[size - 1]
-        if history > SPAN:
+        if history > SPAN and not self._linear:
             blurred = self._plan(windowed=True)
             size = blurred.best(min(self._block, room))
             if blurred.worths[size - 1] > worth:
@@ -172,7 +190,8 @@ class AdaptiveShaper:
         if known and best < 2:
             self._skipped = guesses[1] if len(guesses) > 1 else None
             return 1
-        return self._with_next_draft(shape_of(tuple(places[:best])), joint, pending, room)
+        shape = shape_of(tuple(places[:best]))
+        return shape if self._linear else self._with_next_draft(shape, joint, pending, room)
 
     def _with_next_draft(self, shape: Topology, joint: Sequence[float], pending: int, room: int) -> Topology:
         """The shape, and behind the node where the text is likeliest to leave it the next draft's masks, if the pass

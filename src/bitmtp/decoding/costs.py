@@ -11,11 +11,12 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from bitmtp.backends.base import MAX_WIDTH, Backend, Head, Row, causal_rows, mask
+from bitmtp.backends.base import MAX_WIDTH, Backend, Head, Row, TimedBackend, causal_rows, mask
 from bitmtp.errors import ConfigError
 from bitmtp.sampling import GREEDY
 
-WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24)
+# On both sides of where a kernel's next width begins: a pass of 9 rows may cost what 16 cost.
+WIDTHS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
 LEAST_ROUNDS, ROUNDS = 3, 9
 SECONDS = 1.0  # after which a slow machine has shown enough
 SHORT = 16
@@ -90,6 +91,13 @@ class Calibration:
         """Log-odds that the proposal of this depth (from 1 on) stands."""
         place = min(depth, len(self.temperatures)) - 1
         return logit(probability) / self.temperatures[place] + self.offsets[place]
+
+    def down_to(self, depth: int) -> Calibration:
+        """The same, with a pair for each depth from 1 to this one."""
+        places = [min(place, len(self.temperatures) - 1) for place in range(depth)]
+        return Calibration(
+            tuple(self.temperatures[place] for place in places), tuple(self.offsets[place] for place in places)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +207,18 @@ def _times(
         rounds.append([])
         for history, width in passes:
             rows = _draft_rows(sequences[history], history, width, backend.config.block_size)
-            begun = time.perf_counter()
-            backend.step(rows)
-            rounds[-1].append((time.perf_counter() - begun) * 1e3)
+            rounds[-1].append(_milliseconds(backend, rows))
     del rounds[0]  # buffers grow in it
     unit = median(times[0] for times in rounds)
     return {each: unit * median(times[i] / times[0] for times in rounds) for i, each in enumerate(passes)}
+
+
+def _milliseconds(backend: Backend, rows: Sequence[Row]) -> float:
+    if isinstance(backend, TimedBackend):
+        return backend.time_step(rows)
+    begun = time.perf_counter()
+    backend.step(rows)
+    return (time.perf_counter() - begun) * 1e3
 
 
 def _draft_rows(sequence: int, start: int, width: int, block_size: int) -> list[Row]:

@@ -78,7 +78,7 @@ class Plans:
         return self._known[key]
 
     def _make(self, odds: int, price: int, level: int, windowed: bool) -> Plan:
-        history, costs = round(64 * (2 ** (level / HISTORY_STEPS) - 1)), self.costs
+        history, costs = round(64 * (math.exp2(level / HISTORY_STEPS) - 1)), self.costs
         worth = price / PRICE_STEPS / costs.cost(1, history)
         prices = [worth * costs.cost(rows, history) for rows in range(1, self.block_size + 2)]
         # Behind a window the first proposal is no more than a guess, and the anchor's row has to run again to check it.

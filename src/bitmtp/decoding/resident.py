@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from bitmtp.backends.base import Backend, ResidentBackend, ResidentResult, ResidentText
+from bitmtp.decoding.chooser import AdaptiveShaper
 from bitmtp.decoding.decoder import Decoder, Finish, Source, Token
 from bitmtp.decoding.state import State
 
@@ -14,10 +15,12 @@ from bitmtp.decoding.state import State
 def resident_text(decoder: Decoder) -> ResidentText | None:
     """A decoder's text for the resident loop, or None if something must look at it on the host.
 
-    Penalties and grammars depend on the text; trees, adaptive shapes and calibration on more than the loop knows.
+    Penalties and grammars depend on the text; trees, windows and calibration on more than the loop knows. Of the
+    adaptive policy's shapes it runs the linear ones.
     """
-    state, policy = decoder.state, decoder.policy
-    shaped = policy.topology or policy.window or policy.adaptive or policy.calibration or decoder.shaper
+    state, policy, shaper = decoder.state, decoder.policy, decoder.shaper
+    adaptive = shaper if isinstance(shaper, AdaptiveShaper) else None
+    shaped = policy.topology or policy.window or policy.calibration or shaper is not adaptive
     if shaped or state.grammar is not None or state.sampling.penalised:
         return None
     return ResidentText(
@@ -31,6 +34,7 @@ def resident_text(decoder: Decoder) -> ResidentText | None:
         eos_ids=decoder.eos_ids,
         committed=len(state.committed),
         pending=tuple(state.pending),
+        adaptive=None if adaptive is None else adaptive.resident(state.committed),
     )
 
 
@@ -83,5 +87,5 @@ def _settle(backend: Backend, state: State, materialized: int) -> None:
 def _record(decoder: Decoder, result: ResidentResult) -> None:
     stats = decoder.stats
     stats.lengths += Counter(result.lengths)
-    for name in ("passes", "graph_replays", "iterations", "num_spec_steps", "proposed", "accepted"):
+    for name in ("passes", "graph_replays", "iterations", "num_spec_steps", "proposed", "accepted", "copied"):
         setattr(stats, name, getattr(stats, name) + getattr(result, name))

@@ -84,3 +84,9 @@ def test_float_heads_compile_without_spills(architecture, hidden):
 def test_kernels_of_rows_compile_without_spills(name, architecture):
     usage = compile_kernels("rows.cu", {"INPUTS": 576, "X_STRIDE": 576, **ROWS[name]}, architecture).usage
     assert [each.spill_bytes for each in usage] == [0]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_adaptive_turn_compiles_without_spills(architecture):
+    usage = compile_kernels("adaptive.cu", {}, architecture).usage
+    assert [(each.kernel, each.spill_bytes) for each in usage] == [("turn", 0)]

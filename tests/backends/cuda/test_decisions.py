@@ -29,8 +29,8 @@ from bitmtp.sampling import Choice, Sampling
 
 STEPS = Path(__file__).parent / "decisions_main.cpp"
 VERSION = {"VERSION": zlib.crc32(STEPS.read_bytes())}  # the cache of kernels knows the package's sources only
-CHOSEN = np.dtype([("token", "<i4"), ("probability", "<f4")])
-KEPT = np.dtype([("count", "<i4"), ("tokens", "<i4", 33), ("sources", "<i4", 33)])
+CHOSEN = np.dtype([("token", "<i4"), ("probability", "<f4"), ("entropy", "<f4")])
+KEPT = np.dtype([("count", "<i4"), ("tokens", "<i4", 64), ("sources", "<i4", 64)])
 STRUCTURES = {
     "Row": layout.ROW,
     "Sequence": layout.SEQUENCE,
@@ -62,7 +62,17 @@ def build_library(source: Path, folder: Path) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("there is no C++ compiler")
     library = folder / f"{source.stem}.so"
-    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{KERNELS}"]
+    flags = [
+        "-std=c++17",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-ffp-contract=off",
+        f"-I{KERNELS}",
+    ]
     subprocess.run([compiler, *flags, str(source), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
 
@@ -70,35 +80,43 @@ def build_library(source: Path, folder: Path) -> ctypes.CDLL:
 # Layouts
 
 
-def test_structures_lie_as_the_compiler_lays_them(tmp_path: Path) -> None:
-    expected = []
-    values = []
-    for name, dtype in STRUCTURES.items():
-        values.append(f"sizeof({name})")
-        expected.append(dtype.itemsize)
+Numbers = dict[str, int]
+
+
+def measure(
+    structures: dict[str, np.dtype[Any]], header: str, folder: Path, constants: dict[str, int] | None = None
+) -> tuple[Numbers, Numbers]:
+    """Sizes, offsets and constants, as a C++ compiler has them and as Python does."""
+    expected = dict(constants or {})
+    for name, dtype in structures.items():
+        expected[f"sizeof({name})"] = dtype.itemsize
         for field in dtype.names or ():
-            values += [f"offsetof({name}, {field})", f"sizeof({name}::{field})"]
-            expected += [dtype.fields[field][1], dtype.fields[field][0].itemsize]  # type: ignore[index]
-    for name, value in CONSTANTS.items():
-        values.append(name)
-        expected.append(value)
-    source = tmp_path / "layout.cpp"
-    listing = ", ".join(f"(long long)({value})" for value in values)
-    source.write_text(
-        f'#include <cstddef>\n#include "decisions.hpp"\nextern "C" const long long values[] = {{{listing}}};'
-    )
-    compiled = (ctypes.c_longlong * len(values)).in_dll(build_library(source, tmp_path), "values")
-    found = dict(zip(values, compiled, strict=True))
-    assert found == dict(zip(values, expected, strict=True))
+            kind, offset = (dtype.fields or {})[field][:2]
+            expected |= {f"offsetof({name}, {field})": offset, f"sizeof({name}::{field})": kind.itemsize}
+    source = folder / "layout.cpp"
+    listing = ", ".join(f"(long long)({value})" for value in expected)
+    source.write_text(f'#include <cstddef>\n#include "{header}"\nextern "C" const long long values[] = {{{listing}}};')
+    compiled = (ctypes.c_longlong * len(expected)).in_dll(build_library(source, folder), "values")
+    return dict(zip(expected, compiled, strict=True)), expected
 
 
-@pytest.mark.parametrize("dtype", STRUCTURES.values(), ids=STRUCTURES)
-def test_no_field_of_a_structure_is_left_out(dtype: np.dtype[Any]) -> None:
+def check_fields(dtype: np.dtype[Any]) -> None:
+    """Nothing lies between the fields but what aligns them."""
     end = 0
     for field, offset, *_ in (dtype.fields or {}).values():
         assert offset == end or (offset == end + 4 and field.alignment == 8)
         end = offset + field.itemsize
     assert dtype.itemsize - end in (0, 4)
+
+
+def test_structures_lie_as_the_compiler_lays_them(tmp_path: Path) -> None:
+    found, expected = measure(STRUCTURES, "decisions.hpp", tmp_path, CONSTANTS)
+    assert found == expected
+
+
+@pytest.mark.parametrize("dtype", STRUCTURES.values(), ids=STRUCTURES)
+def test_no_field_of_a_structure_is_left_out(dtype: np.dtype[Any]) -> None:
+    check_fields(dtype)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -249,9 +267,9 @@ def check_loop(twin: Twin, decoder: Decoder) -> None:
     loop, state, stats = twin.loop, decoder.state, decoder.stats
     assert (loop["committed"], loop["materialized"]) == (len(state.committed), state.materialized)
     assert loop["pending"][: len(state.pending)].tolist() == state.pending
-    for name in ("passes", "iterations", "num_spec_steps", "proposed", "accepted"):
+    for name in ("passes", "iterations", "num_spec_steps", "proposed", "accepted", "copied"):
         assert loop[name] == getattr(stats, name), name
-    assert loop["lengths"].tolist() == [stats.lengths[length] for length in range(34)]
+    assert loop["lengths"].tolist() == [stats.lengths[length] for length in range(65)]
     finished = {Status.STOP: Finish.STOP, Status.LENGTH: Finish.LENGTH}
     assert finished.get(twin.status) == decoder.finish
 
@@ -271,7 +289,7 @@ def run_pass(twin: Twin, decoder: Decoder, luck: random.Random, vocabulary: int,
     twin.outputs["token"] = -7
     for index, output in enumerate(outputs):
         if output is not None:
-            twin.outputs[index] = (output.token, output.probability)
+            twin.outputs[index] = (output.token, output.probability, output.entropy)
     twin.run("accept" if twin.loop["num_proposals"] else "judge")
     committed = decoder.absorb(cast(Backend, NoModel(0)), outputs)
     check_kept(twin, committed)

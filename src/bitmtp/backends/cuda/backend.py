@@ -25,6 +25,8 @@ from bitmtp.checkpoint import Checkpoint
 from bitmtp.errors import BackendError
 from bitmtp.sampling import GREEDY, Choice
 
+_REPLAYS = 3  # of a pass that is timed
+
 
 @dataclass(slots=True)
 class SequenceState:
@@ -203,6 +205,13 @@ class CudaBackend:
             outputs[index] = output if rows[index].head else None
         return outputs
 
+    def time_step(self, rows: Sequence[Row]) -> float:
+        """Milliseconds of a pass on the card: what it costs where nothing waits for the host."""
+        self.step(rows)
+        shape = self.shape
+        assert shape is not None
+        return self.gpu.seconds(lambda: self.atlas.launch(shape), _REPLAYS) * 1e3
+
     @property
     def graphs_a_pass(self) -> int:
         """Graphs that the host launches for a pass that it runs by itself."""
@@ -231,7 +240,7 @@ class CudaBackend:
     def can_reside(self, text: ResidentText) -> bool:
         """Whether the resident loop takes this text; captures the graphs that it will need."""
         s = text.choice.sampling
-        if self.runtime < Runtime.ITERATION:
+        if self.runtime < (Runtime.ITERATION if text.adaptive is None else Runtime.RESIDENT):
             return False
         if s.penalised or text.choice.allowed is not None or len(text.eos_ids) > MAX_EOS:
             return False

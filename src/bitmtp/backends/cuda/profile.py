@@ -8,7 +8,7 @@ sum of the classes is reported beside the pass, and the difference is what the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -95,7 +95,7 @@ def profile_pass(backend: CudaBackend, width: int, history: int, masks: bool = F
     gpu, matrices = backend.gpu, _matrices(backend.network)
     classes: dict[str, list[Launch]] = {}
     with prepared_pass(backend, width, history, masks) as shape:
-        whole = median(seconds(gpu, lambda: backend.atlas.launch(shape), _REPLAYS) for _ in range(_ROUNDS))
+        whole = median(gpu.seconds(lambda: backend.atlas.launch(shape), _REPLAYS) for _ in range(_ROUNDS))
         for launch in backend.launches(shape):
             classes.setdefault(_class_of(launch, matrices), []).append(launch)
         taken = {name: _alone(gpu, launches) * 1e6 for name, launches in classes.items()}
@@ -118,17 +118,6 @@ def prepared_pass(backend: CudaBackend, width: int, history: int, masks: bool = 
     backend.close(sequence)
 
 
-def seconds(gpu: Gpu, launch: Callable[[], None], count: int) -> float:
-    """Time of one of ``count`` launches, by events."""
-    options = gpu.core.EventOptions(timing_enabled=True)
-    begin = gpu.stream.record(options=options)
-    for _ in range(count):
-        launch()
-    end = gpu.stream.record(options=options)
-    end.sync()
-    return float(end - begin) / 1e3 / count
-
-
 def copy_speed(gpu: Gpu) -> float:
     """Bytes a second, read and written, of a large copy on the device."""
     from cuda.bindings import driver
@@ -140,7 +129,7 @@ def copy_speed(gpu: Gpu) -> float:
     def copy() -> None:
         check(driver.cuMemcpyDtoDAsync(int(a.handle), int(b.handle), size, stream), "copy")
 
-    speed = 2 * size / median(seconds(gpu, copy, 1) for _ in range(9))
+    speed = 2 * size / median(gpu.seconds(copy, 1) for _ in range(9))
     a.close()
     b.close()
     return speed
@@ -163,7 +152,7 @@ def _alone(gpu: Gpu, launches: Sequence[Launch]) -> float:
     graph = builder.end_building().complete()
     graph.upload(gpu.stream)
     graph.launch(gpu.stream)
-    return median(seconds(gpu, lambda: graph.launch(gpu.stream), _REPLAYS) for _ in range(_ROUNDS)) / times
+    return median(gpu.seconds(lambda: graph.launch(gpu.stream), _REPLAYS) for _ in range(_ROUNDS)) / times
 
 
 def _matrices(network: Network) -> dict[int, tuple[str, Matrix]]:

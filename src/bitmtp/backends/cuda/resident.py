@@ -3,7 +3,8 @@
     begin · WHILE(again) { draft pass · judge · IF(verify) { verify pass · accept } }
 
 The host reads finished tokens from a ring in pinned memory as they come. Decisions are ``kernels/decisions.hpp``'s, the
-twin of ``bitmtp.decoding.policy``.
+twin of ``bitmtp.decoding.policy``. The adaptive policy has a graph of its own, in ``adaptive.py``; all around it is the
+same.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from bitmtp.backends.base import ResidentResult, ResidentText
+from bitmtp.backends.cuda.adaptive import AdaptiveShape, AdaptiveTurn
 from bitmtp.backends.cuda.atlas import Atlas, capacity_class
 from bitmtp.backends.cuda.device import Gpu, Kernel
+from bitmtp.backends.cuda.layout import MAX_WIDTH
 from bitmtp.backends.cuda.network import Network, PassShape, width_class
-from bitmtp.backends.cuda.resident_layout import LOOP, MAX_BLOCK, RING, SOURCES, VERIFY, RingReader, Status
+from bitmtp.backends.cuda.resident_layout import LOOP, RING, SOURCES, VERIFY, RingReader, Status
 from bitmtp.backends.cuda.state import greedy
 
 _POLL_SECONDS = 20e-6
@@ -44,8 +47,13 @@ class LoopShape:
     once: bool
 
 
-def loop_shape(text: ResidentText, capacity: int, filtered: bool, once: bool) -> LoopShape:
+AnyShape: TypeAlias = LoopShape | AdaptiveShape
+
+
+def loop_shape(text: ResidentText, capacity: int, filtered: bool, once: bool) -> AnyShape:
     """The graph that runs a text; a lossy policy leaves up to a block of tokens pending."""
+    if text.adaptive is not None:
+        return AdaptiveShape(width_class(text.block_size), capacity, filtered)
     pending = 1 if text.verify == "always" else text.block_size
     widest = max(pending, len(text.pending)) + text.block_size - 1
     verify = 0 if text.verify == "never" else width_class(text.block_size)
@@ -72,14 +80,21 @@ class ResidentLoop:
         self._gpu, self._network = gpu, network
         self._loop = gpu.zeros(LOOP.itemsize)
         self.ring = RingReader(gpu.pinned(RING, ()))
-        self.atlas: Atlas[LoopShape] = Atlas(gpu, self._record)
+        self._turn = AdaptiveTurn(gpu, network)
+        self.atlas: Atlas[AnyShape] = Atlas(gpu, self._record)
 
     def _kernel(self, name: str) -> Kernel:
         return self._gpu.kernel("resident.cu", name, {}, grid=(1,), block=32)
 
-    def _record(self, builder: Any, shape: LoopShape) -> None:
-        launch, state, outputs = self._gpu.launch, self._network.buffers.state, self._network.buffers.outputs
+    def _record(self, builder: Any, shape: AnyShape) -> None:
         ring = np.uintp(self.ring.memory.ctypes.data)
+        if isinstance(shape, AdaptiveShape):
+            self._turn.record(builder, shape, self._loop, ring)
+        else:
+            self._record_fixed(builder, shape, ring)
+
+    def _record_fixed(self, builder: Any, shape: LoopShape, ring: np.uintp) -> None:
+        launch, state, outputs = self._gpu.launch, self._network.buffers.state, self._network.buffers.outputs
         again = builder.create_condition(default_value=0)
         handle = np.uint64(int(again.handle))
         launch(builder, self._kernel("begin"), self._loop, state, ring, handle, overlap=False)
@@ -99,7 +114,7 @@ class ResidentLoop:
 
     def capacities(self, text: ResidentText) -> Iterator[int]:
         """The capacity classes that a text passes through from where it stands to its limit."""
-        capacity, last = capacity_class(text.committed + 2 * MAX_BLOCK), capacity_class(text.limit + 2 * MAX_BLOCK)
+        capacity, last = capacity_class(text.committed + MAX_WIDTH), capacity_class(text.limit + MAX_WIDTH)
         while capacity <= last:
             yield capacity
             capacity *= 2
@@ -115,9 +130,11 @@ class ResidentLoop:
         """
         self.ring.memory["received"] = self.ring.memory["stop"] = 0
         self.ring.memory["entries"] = 0
+        if text.adaptive is not None:
+            self._turn.load(text)
         loop, status = loop_record(text), Status.NEEDS_MEMORY
         while status in (Status.RUNNING, Status.NEEDS_MEMORY, Status.RING_FULL):
-            capacity = capacity_class(int(loop["committed"]) + 2 * MAX_BLOCK)
+            capacity = capacity_class(int(loop["committed"]) + MAX_WIDTH)
             loop["capacity"] = min(reserve(capacity), capacity)
             self._gpu.write(self._loop, loop)
             shape = loop_shape(text, capacity, filtered, once)
@@ -128,7 +145,7 @@ class ResidentLoop:
                 status = Status(int(loop["status"]))
                 _fill(result, loop)
 
-    def _start(self, shape: LoopShape, result: ResidentResult) -> Any:
+    def _start(self, shape: AnyShape, result: ResidentResult) -> Any:
         """Launch a graph; the event behind it."""
         self.atlas.launch(shape)
         result.graph_replays += 1
@@ -137,7 +154,7 @@ class ResidentLoop:
     def _arrived(self) -> list[tuple[int, str]]:
         return [(token, SOURCES[source]) for token, source in self.ring.drain()]
 
-    def _begin_each(self, shape: LoopShape, result: ResidentResult) -> Iterator[list[tuple[int, str]]]:
+    def _begin_each(self, shape: AnyShape, result: ResidentResult) -> Iterator[list[tuple[int, str]]]:
         """Tokens of iterations that the host begins, each while the one before it runs.
 
         Returns when none came: the loop rests, or they came early, together with those before them.
@@ -158,7 +175,7 @@ class ResidentLoop:
         finally:
             self._gpu.stream.sync()
 
-    def _follow(self, shape: LoopShape, result: ResidentResult) -> Iterator[list[tuple[int, str]]]:
+    def _follow(self, shape: AnyShape, result: ResidentResult) -> Iterator[list[tuple[int, str]]]:
         """Tokens of a graph as it runs; returns when it has ended and the ring is empty."""
         event = self._start(shape, result)
         try:
@@ -178,6 +195,6 @@ class ResidentLoop:
 
 def _fill(result: ResidentResult, loop: Any) -> None:
     result.stopped = int(loop["status"]) == Status.STOP
-    for name in ("materialized", "passes", "iterations", "num_spec_steps", "proposed", "accepted"):
+    for name in ("materialized", "passes", "iterations", "num_spec_steps", "proposed", "accepted", "copied"):
         setattr(result, name, int(loop[name]))
     result.lengths = {length: int(count) for length, count in enumerate(loop["lengths"]) if count}

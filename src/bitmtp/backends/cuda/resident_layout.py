@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bitmtp.backends.cuda.layout import MAX_WIDTH
+
 MAX_BLOCK = 32
 MAX_EOS = 16
 RING_SIZE = 4096
@@ -27,9 +29,9 @@ LOOP = np.dtype(
         ("policy", POLICY), ("limit", "<i4"), ("capacity", "<i4"), ("choice", "<i4"),
         ("num_eos", "<i4"), ("eos", "<i4", MAX_EOS),
         ("committed", "<i4"), ("materialized", "<i4"), ("status", "<i4"), ("sent", "<u4"),
-        ("pending", "<i4", MAX_BLOCK), ("proposals", "<i4", MAX_BLOCK), ("num_proposals", "<i4"),
+        ("pending", "<i4", MAX_BLOCK), ("proposals", "<i4", MAX_WIDTH), ("num_proposals", "<i4"),
         ("passes", "<i4"), ("iterations", "<i4"), ("num_spec_steps", "<i4"), ("proposed", "<i4"), ("accepted", "<i4"),
-        ("lengths", "<i4", MAX_BLOCK + 2),
+        ("copied", "<i4"), ("lengths", "<i4", MAX_WIDTH + 1),
     ],
     align=True,
 )  # fmt: skip

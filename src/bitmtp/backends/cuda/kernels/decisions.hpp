@@ -47,14 +47,15 @@ struct alignas(16) Loop {
     int status;     // Status
     unsigned sent;  // tokens ever written to the ring
     int pending[MAX_BLOCK];
-    int proposals[MAX_BLOCK];
+    int proposals[MAX_WIDTH];
     int num_proposals;  // set aside to verify; 0 at an iteration's boundary
     int passes;
     int iterations;
     int num_spec_steps;
     int proposed;
     int accepted;
-    int lengths[MAX_BLOCK + 2];  // iterations that committed 0, 1, … D + 1 tokens
+    int copied;
+    int lengths[MAX_WIDTH + 1];  // iterations that committed 0, 1, … tokens
 };
 
 // Pinned host memory. An entry carries its own number, and 8 bytes arrive as one: no fence and no second counter.
@@ -75,13 +76,14 @@ struct Control {
 struct Chosen {
     int token;
     float probability;
+    float entropy;
 };
 
-// What an iteration committed.
+// What an iteration committed: at most a token for each row of a pass, a copy's, say.
 struct Kept {
     int count;
-    int tokens[MAX_BLOCK + 1];
-    int sources[MAX_BLOCK + 1];  // Source
+    int tokens[MAX_WIDTH];
+    int sources[MAX_WIDTH];  // Source
 };
 
 // After a draft pass: commit this many proposals as they are, or verify this many. One of the two is 0.
@@ -147,9 +149,10 @@ TWIN int worth_verifying(const Chosen* proposals, int n, double bound) {
     return length;
 }
 
-// chosen[i]: what the verifier's row of proposal i says comes next.
-TWIN int longest_match(const int* proposals, const Chosen* chosen, int n) {
-    return prefix(n, [&](int i) { return i == 0 || proposals[i] == chosen[i - 1].token; });
+// chosen[i]: what the verifier's row of proposal i says comes next; or, if not even the first proposal is known to stand
+// (`known` 0), what the row before proposal i says.
+TWIN int longest_match(const int* proposals, const Chosen* chosen, int n, int known) {
+    return prefix(n, [&](int i) { return i < known || proposals[i] == chosen[i - known].token; });
 }
 
 TWIN Decision decide(const Policy& policy, const Chosen* proposals, int n, int room) {
@@ -218,9 +221,9 @@ TWIN int kept_of(const Loop& loop, const Kept& kept, int written) {
     return least(prefix(written, [&](int i) { return !ends(loop, kept.tokens[i]); }) + 1, written);
 }
 
-// The tokens in `kept` are text now. `materialized` are in the store; `drafts`: the first this many were proposals, the
-// anchor's own among them; `proposed`: mask proposals that could have been committed.
-TWIN void commit(Loop& loop, Kept& kept, int count, int materialized, int drafts, int proposed, bool drafted) {
+// The tokens in `kept` are text now. `materialized` are in the store; `accepted` of `proposed` guesses are among them, the
+// anchor's own being none.
+TWIN void commit(Loop& loop, Kept& kept, int count, int materialized, int accepted, int proposed, bool drafted) {
     bool stopped = ends(loop, kept.tokens[count - 1]);
     once([&] {
         kept.count = count;
@@ -231,7 +234,7 @@ TWIN void commit(Loop& loop, Kept& kept, int count, int materialized, int drafts
         loop.iterations += 1;
         loop.num_spec_steps += drafted;
         loop.proposed += proposed;
-        loop.accepted += least(count, drafts) - 1;
+        loop.accepted += accepted;
         loop.lengths[count] += 1;
     });
     int pending = num_pending(loop);
@@ -259,19 +262,22 @@ TWIN void judge(Loop& loop, const Chosen* outputs, Kept& kept) {
         kept.tokens[i] = proposals[i].token;
         kept.sources[i] = i == 0 ? SOURCE_EXACT : SOURCE_CONFIDENT;
     });
-    commit(loop, kept, kept_of(loop, kept, decision.commit), pending, decision.commit, n - 1, n > 1);
+    int count = kept_of(loop, kept, decision.commit);
+    commit(loop, kept, count, pending, count - 1, n - 1, n > 1);
 }
 
-// After a verify pass: the longest match, then the verifier's own token.
-TWIN void accept(Loop& loop, const Chosen* outputs, Kept& kept) {
-    int n = loop.num_proposals, length = longest_match(loop.proposals, outputs, n);
+// After a verify pass: the longest match, whose length it returns, then the verifier's own token. `known`: 1 after a draft
+// pass, whose anchor chose the first proposal; 0 where the anchor's row leads this pass.
+TWIN int accept(Loop& loop, const Chosen* outputs, Kept& kept, int known) {
+    int n = loop.num_proposals, length = longest_match(loop.proposals, outputs, n, known);
     each(length + 1, [&](int i) {
-        kept.tokens[i] = i == 0 ? loop.proposals[0] : outputs[i - 1].token;
-        kept.sources[i] = i == 0 || i == length ? SOURCE_EXACT : SOURCE_ACCEPTED;
+        kept.tokens[i] = i < known ? loop.proposals[i] : outputs[i - known].token;
+        kept.sources[i] = i < known || i == length ? SOURCE_EXACT : SOURCE_ACCEPTED;
     });
     once([&] { loop.passes += 1; });
     int count = kept_of(loop, kept, length + 1);
-    commit(loop, kept, count, least(length, count - 1), length, n - 1, true);
+    commit(loop, kept, count, 1 - known + least(length, count - 1), least(length, count) - known, n - known, true);
+    return length;
 }
 
 // The loop around them
@@ -290,20 +296,21 @@ TWIN void send(Loop& loop, const Kept& kept, Ring& ring) {
     once([&] { loop.sent = first + kept.count; });
 }
 
-// Why the next iteration must not begin now; RUNNING if it may.
-TWIN int status_of(const Loop& loop, Control control) {
+// Why the next iteration must not begin now; RUNNING if it may. No row of it stands further than `reach` behind the text,
+// and it commits at most one token more.
+TWIN int status_of(const Loop& loop, Control control, int reach) {
     if (loop.status == STOP) return STOP;
     if (room(loop) <= 0) return LENGTH;
     if (control.stop) return INTERRUPTED;
-    // The verifier may run as many rows behind the whole text as there are proposals.
-    if (loop.committed + block(loop) > loop.capacity) return NEEDS_MEMORY;
+    if (loop.committed + reach > loop.capacity) return NEEDS_MEMORY;
     unsigned waiting = loop.sent - control.received;
-    return waiting + block(loop) + 1 > RING_SIZE ? RING_FULL : RUNNING;
+    return waiting + reach + 1 > RING_SIZE ? RING_FULL : RUNNING;
 }
 
 // At an iteration's boundary: plan the next draft, if there is to be one.
 TWIN void advance(Loop& loop, Pass& pass, Control control) {
-    int status = status_of(loop, control);
+    // The verifier may run as many rows behind the whole text as there are proposals.
+    int status = status_of(loop, control, block(loop));
     once([&] { loop.status = status; });
     if (status == RUNNING) plan_draft(loop, pass);
 }
@@ -321,7 +328,7 @@ TWIN bool after_draft(Loop& loop, Pass& pass, const Chosen* outputs, Kept& kept,
 }
 
 TWIN void after_verify(Loop& loop, Pass& pass, const Chosen* outputs, Kept& kept, Ring& ring, Control control) {
-    accept(loop, outputs, kept);
+    accept(loop, outputs, kept, 1);
     send(loop, kept, ring);
     advance(loop, pass, control);
 }
