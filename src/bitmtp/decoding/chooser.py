@@ -233,10 +233,11 @@ class AdaptiveShaper:
         if windowed:
             spent += self._costs.cost(widths[0], SPAN) - self._cost(widths[0])
         estimate.spend(len(chosen), spent, MEMORY * self._cost(1))
+        known = self._with_awaited(chosen, verified)
         if self._last.copied:
             self._learn_copies(verified)
         else:
-            self._learn_drafts(self._with_awaited(chosen, verified), windowed)
+            self._learn_drafts(known, windowed)
         self._idle(sum(widths) == 1, windowed)
         for output in chosen:
             estimate.entropy += ENTROPY_RATE * (output.entropy - estimate.entropy)

@@ -339,8 +339,7 @@ TWIN void learn(const Tuning& tuning, Shaper& shaper, const Moment& moment, cons
     Estimate estimate = shaper.estimate;
     int seen = shaper.seen;
     spend(estimate, kept.count, iteration.spent, MEMORY * cost(tuning, moment, 1));
-    bool copied = iteration.running == COPY;
-    if (copied) learn_copies(estimate, shaper, iteration);
+    if (iteration.running == COPY) learn_copies(estimate, shaper, iteration);
     else learn_drafts(estimate, seen, shaper, iteration, kept.tokens[0]);
     if (iteration.alone) estimate.ease += DRIFT * (tuning.usual - estimate.ease);
     estimate.entropy = learn_entropy(estimate.entropy, iteration, outputs, kept.count, shaper.first_entropy);
@@ -348,7 +347,7 @@ TWIN void learn(const Tuning& tuning, Shaper& shaper, const Moment& moment, cons
     once([&] {
         shaper.estimate = estimate;
         shaper.seen = seen;
-        if (!copied) shaper.awaited = skipped;
+        shaper.awaited = skipped;
     });
 }
 
