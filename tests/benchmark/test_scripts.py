@@ -50,7 +50,7 @@ def test_exactness_of_other_shapes(
     given = ["--data", questions, "--output", tmp_path / "shapes.jsonl", "--model", tiny_model]
     given += ["--backend", "reference", "--max-tokens", "8", "--threads", "1"]
     assert script("exactness.py", *given, "--shapes") == 0
-    assert "2 questions × thread counts, 32 texts, 0 mismatches" in capsys.readouterr().out
+    assert "2 questions × thread counts, 36 texts, 0 mismatches" in capsys.readouterr().out
 
 
 def test_exactness_sees_another_text(

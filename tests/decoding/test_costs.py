@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bitmtp.decoding.costs import Calibration, CostTable, Tuning, logit, sigmoid
 from bitmtp.errors import ConfigError
@@ -55,6 +57,16 @@ def test_json_round_trip() -> None:
     assert Tuning.from_json(tuning.to_json()) == tuning
     assert tuning.calibration_at(0.0) is tuning.calibration
     assert tuning.calibration_at(1.0) is tuning.sampled
+
+
+@given(depth=st.integers(1, 4), chance=st.floats(0.001, 0.999), probability=st.floats(0.001, 0.999))
+def test_a_bar_is_where_a_proposal_stands_with_that_chance(depth: int, chance: float, probability: float) -> None:
+    calibration = Calibration((0.5, 2.0, 1.0), (1.0, 0.0, -1.0))
+    bar = calibration.bar(depth, chance)
+    stands = sigmoid(calibration.logit(depth, probability))
+    assert (probability >= bar) == (stands >= chance) or math.isclose(stands, chance)
+    assert calibration.bar(depth, 0.0) == 0
+    assert calibration.bar(depth, 1.0) > 1  # nothing is certain
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"costs": {}, "calibration": {}}', '{"costs": 1, "calibration": 2}'])

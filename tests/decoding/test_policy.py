@@ -16,6 +16,7 @@ from bitmtp.decoding.policy import (
     Decision,
     Policy,
     Verify,
+    confidence_bars,
     confident_prefix,
     decide,
     worth_verifying,
@@ -37,7 +38,8 @@ def product(values: list[float]) -> float:
 @given(probabilities=PROBABILITIES, tau=THRESHOLD)
 def test_confident_prefix(probabilities: list[float], tau: float) -> None:
     lengths = range(1, len(probabilities) + 1)
-    assert confident_prefix(probabilities, tau) == max(n for n in lengths if all(p >= tau for p in probabilities[1:n]))
+    bars = confidence_bars(9, tau, None)
+    assert confident_prefix(probabilities, bars) == max(n for n in lengths if all(p >= tau for p in probabilities[1:n]))
 
 
 @given(probabilities=PROBABILITIES, bound=THRESHOLD)
@@ -47,7 +49,7 @@ def test_worth_verifying(probabilities: list[float], bound: float) -> None:
 
 
 def test_the_anchor_s_own_probability_does_not_count() -> None:
-    assert confident_prefix([0.0, 1.0, 1.0], 0.9) == 3
+    assert confident_prefix([0.0, 1.0, 1.0], confidence_bars(3, 0.9, None)) == 3
     assert worth_verifying([0.0, 1.0, 1.0], 0.9) == 3
 
 
@@ -67,7 +69,7 @@ def test_decide(
     assert (decision.commit == 0) != (decision.verify == 0)
     assert 0 <= decision.commit <= min(room, len(probabilities))
     assert decision.verify + 1 <= room or not decision.verify
-    confident = min(confident_prefix(probabilities, tau), room)
+    confident = min(confident_prefix(probabilities, policy.bars), room)
     if len(probabilities) == 1 or room == 1:
         assert decision == Decision(commit=1)
     elif verify is Verify.NEVER or (verify is Verify.IF_SHORT and confident >= min_prefix):
@@ -143,9 +145,9 @@ def test_the_defaults_fit_every_model(name: str, block_size: int) -> None:
 
 def test_calibrated_probabilities_are_compared_with_tau() -> None:
     modest = Calibration((0.5, 1.0), (0.0, 1.0))  # the first mask's odds are squared, the second's raised by e
-    assert confident_prefix([0.1, 0.8, 0.8], 0.9) == 1
-    assert confident_prefix([0.1, 0.8, 0.8], 0.9, modest) == 3
-    assert confident_prefix([0.1, 0.8, 0.7], 0.9, modest) == 2
+    assert confident_prefix([0.1, 0.8, 0.8], confidence_bars(3, 0.9, None)) == 1
+    assert confident_prefix([0.1, 0.8, 0.8], confidence_bars(3, 0.9, modest)) == 3
+    assert confident_prefix([0.1, 0.8, 0.7], confidence_bars(3, 0.9, modest)) == 2
     policy = Policy("confidence", 8, Verify.NEVER, tau=0.9, calibration=modest)
     assert decide(policy, [0.5, 0.8, 0.8], 9).commit == 3
     assert decide(replace(policy, calibration=None), [0.5, 0.8, 0.8], 9).commit == 1

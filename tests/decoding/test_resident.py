@@ -11,7 +11,7 @@ from bitmtp.decoding.chooser import AdaptiveShaper
 from bitmtp.decoding.costs import Calibration, Tuning
 from bitmtp.decoding.decoder import Decoder
 from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.policy import Policy
+from bitmtp.decoding.policy import Policy, Verify
 from bitmtp.decoding.resident import resident_text
 from bitmtp.decoding.shaper import FixedShaper, Shaper
 from bitmtp.decoding.state import State
@@ -44,5 +44,13 @@ def test_what_only_the_host_can_look_at_stays_there() -> None:
     shaper = AdaptiveShaper(POLICY, Tuning(USUAL))
     assert resident_text(decoder_of(POLICY, shaper, Sampling(presence_penalty=0.5))) is None
     assert resident_text(decoder_of(PLAIN, FixedShaper(PLAIN))) is None
-    for changes in ({"topology": chain(3)}, {"window": Window()}, {"calibration": Calibration()}):
+    for changes in ({"topology": chain(3)}, {"window": Window()}):
         assert resident_text(decoder_of(replace(PLAIN, **changes))) is None  # type: ignore[arg-type]
+
+
+def test_calibrated_bars_go_along() -> None:
+    calibration = Calibration((0.5, 2.0), (0.5, -0.5))
+    policy = Policy("hybrid", 4, Verify.IF_SHORT, tau=0.8, calibration=calibration)
+    text = resident_text(decoder_of(policy))
+    assert text is not None
+    assert text.bars == (0.0, calibration.bar(1, 0.8), calibration.bar(2, 0.8), calibration.bar(3, 0.8))

@@ -194,7 +194,8 @@ class ResidentText:
     """A text at an iteration's boundary and the policy that goes on with it, for a backend that iterates by itself.
 
     Attributes:
-        block_size, verify, tau, min_prefix, verify_bound: of the policy; ``verify`` is the value of its ``Verify``.
+        block_size, verify, min_prefix, verify_bound: of the policy; ``verify`` is the value of its ``Verify``.
+        bars: the probability that makes each proposal of a draft confident.
         choice: how every token is chosen; without penalties and grammar, which depend on the text.
         limit: length of prompt and text at which it ends.
         committed: length of prompt and text now.
@@ -205,7 +206,7 @@ class ResidentText:
 
     block_size: int
     verify: str
-    tau: float
+    bars: tuple[float, ...]
     min_prefix: int
     verify_bound: float
     choice: Choice

@@ -92,6 +92,14 @@ class Calibration:
         place = min(depth, len(self.temperatures)) - 1
         return logit(probability) / self.temperatures[place] + self.offsets[place]
 
+    def bar(self, depth: int, chance: float) -> float:
+        """The least probability of the proposal of this depth with which it stands with this chance; what is certain,
+        no probability says."""
+        if not 0 < chance < 1:
+            return math.inf if chance > 0 else 0.0
+        place = min(depth, len(self.temperatures)) - 1
+        return sigmoid((logit(chance) - self.offsets[place]) * self.temperatures[place])
+
     def down_to(self, depth: int) -> Calibration:
         """The same, with a pair for each depth from 1 to this one."""
         places = [min(place, len(self.temperatures) - 1) for place in range(depth)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from bitmtp.backends.base import Window
-from bitmtp.decoding.costs import Calibration, sigmoid
+from bitmtp.decoding.costs import Calibration
 from bitmtp.decoding.topology import Topology
 from bitmtp.errors import RequestError
 
@@ -70,6 +71,11 @@ class Policy:
         return self.topology is not None or self.window is not None or self.adaptive
 
     @property
+    def bars(self) -> tuple[float, ...]:
+        """The probability that makes each proposal of a draft confident."""
+        return confidence_bars(self.block_size, self.tau, self.calibration)
+
+    @property
     def lossless(self) -> bool:
         """Whether the text is, bit for bit, the autoregressive one."""
         return self.verify is Verify.ALWAYS or self.block_size == 1
@@ -83,16 +89,19 @@ class Decision:
     verify: int = 0
 
 
-def confident_prefix(probabilities: Sequence[float], tau: float, calibration: Calibration | None = None) -> int:
-    """The first proposal (the ordinary next token) and those after it while each is confident."""
+@lru_cache(maxsize=256)
+def confidence_bars(block_size: int, tau: float, calibration: Calibration | None) -> tuple[float, ...]:
+    """The probability that makes each proposal of a draft confident; the first needs none."""
+    depths = range(1, block_size)
+    return 0.0, *(tau if calibration is None else calibration.bar(depth, tau) for depth in depths)
+
+
+def confident_prefix(probabilities: Sequence[float], bars: Sequence[float]) -> int:
+    """The first proposal (the ordinary next token) and those after it while each reaches its bar."""
     length = 1
-    while length < len(probabilities) and _chance(probabilities[length], length, calibration) >= tau:
+    while length < len(probabilities) and probabilities[length] >= bars[length]:
         length += 1
     return length
-
-
-def _chance(probability: float, depth: int, calibration: Calibration | None) -> float:
-    return probability if calibration is None else sigmoid(calibration.logit(depth, probability))
 
 
 def worth_verifying(probabilities: Sequence[float], bound: float) -> int:
@@ -115,7 +124,7 @@ def decide(policy: Policy, probabilities: Sequence[float], room: int) -> Decisio
     """
     if len(probabilities) == 1:  # the exact head's own: there is nothing to verify
         return Decision(commit=1)
-    confident = min(confident_prefix(probabilities, policy.tau, policy.calibration), room)
+    confident = min(confident_prefix(probabilities, policy.bars), room)
     if policy.verify is Verify.NEVER or (policy.verify is Verify.IF_SHORT and confident >= policy.min_prefix):
         return Decision(commit=confident)
     # A verify pass commits at least one token of its own behind what it accepts.

@@ -15,18 +15,18 @@ from bitmtp.decoding.state import State
 def resident_text(decoder: Decoder) -> ResidentText | None:
     """A decoder's text for the resident loop, or None if something must look at it on the host.
 
-    Penalties and grammars depend on the text; trees, windows and calibration on more than the loop knows. Of the
+    Penalties and grammars depend on the text; trees and windows on more than the loop knows. Of the
     adaptive policy's shapes it runs the linear ones.
     """
     state, policy, shaper = decoder.state, decoder.policy, decoder.shaper
     adaptive = shaper if isinstance(shaper, AdaptiveShaper) else None
-    shaped = policy.topology or policy.window or policy.calibration or shaper is not adaptive
+    shaped = policy.topology or policy.window or shaper is not adaptive
     if shaped or state.grammar is not None or state.sampling.penalised:
         return None
     return ResidentText(
         block_size=policy.block_size,
         verify=policy.verify.value,
-        tau=policy.tau,
+        bars=policy.bars,
         min_prefix=policy.min_prefix,
         verify_bound=policy.verify_bound,
         choice=state.choice(),

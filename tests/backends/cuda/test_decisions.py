@@ -22,6 +22,7 @@ from bitmtp.backends.cuda import layout
 from bitmtp.backends.cuda import resident_layout as resident
 from bitmtp.backends.cuda.compile import ARCHITECTURES, KERNELS, Constants, compile_kernels
 from bitmtp.backends.cuda.resident_layout import LOOP, RING, RING_SIZE, SOURCES, RingReader, Status
+from bitmtp.decoding.costs import Calibration
 from bitmtp.decoding.decoder import Decoder, Finish, Token
 from bitmtp.decoding.policy import Policy, Verify
 from bitmtp.decoding.state import State
@@ -208,7 +209,8 @@ def random_policy(luck: random.Random) -> Policy:
     verify = luck.choice(list(Verify))
     tau = luck.choice([luck.random(), 0.9, float(np.float32(0.9)), 0.0, 1.0])
     bound = luck.choice([0.0, luck.random() ** 3, LIKELY**2, LIKELY**3])
-    return Policy("any", block_size, verify, tau, luck.randint(1, block_size), bound)
+    calibration = luck.choice([None, Calibration((0.75, 1.5), (1.3, -0.5))])
+    return Policy("any", block_size, verify, tau, luck.randint(1, block_size), bound, calibration=calibration)
 
 
 def random_decoder(luck: random.Random, vocabulary: int, room: int, policy: Policy) -> Decoder:
@@ -220,22 +222,23 @@ def random_decoder(luck: random.Random, vocabulary: int, room: int, policy: Poli
 
 
 def random_outputs(
-    luck: random.Random, rows: Sequence[Row], vocabulary: int, tau: float, skill: float
+    luck: random.Random, rows: Sequence[Row], vocabulary: int, bar: float, skill: float
 ) -> list[Output | None]:
     """One for each row with a head; with probability ``skill`` it names the token of the row behind it."""
     outputs: list[Output | None] = []
     for row, behind in zip(rows, [*rows[1:], None], strict=True):
         right = behind is not None and behind.token >= 0 and luck.random() < skill
         token = behind.token if right and behind else luck.randrange(vocabulary)
-        probability = np.float32(luck.choice([luck.random() ** 0.1, luck.random(), tau, LIKELY, 1.0]))
+        probability = np.float32(luck.choice([luck.random() ** 0.1, luck.random(), bar, LIKELY, 1.0]))
         outputs.append(None if row.head is Head.NONE else Output(token, float(probability), 1.0))
     return outputs
 
 
 def make_twin(step: Step, decoder: Decoder, choice: int, capacity: int, sent: int = 0) -> Twin:
     loop, policy, state = aligned(LOOP), decoder.policy, decoder.state
-    for name in ("tau", "verify_bound", "block_size", "min_prefix"):
+    for name in ("verify_bound", "block_size", "min_prefix"):
         loop["policy"][name] = getattr(policy, name)
+    loop["policy"]["bars"][: policy.block_size] = policy.bars
     loop["policy"]["verify"] = resident.VERIFY.index(policy.verify.value)
     loop["limit"], loop["capacity"], loop["choice"], loop["sent"] = decoder.limit, capacity, choice, sent
     loop["num_eos"] = len(decoder.eos_ids)
@@ -285,7 +288,7 @@ def run_pass(twin: Twin, decoder: Decoder, luck: random.Random, vocabulary: int,
     history = decoder.state.materialized
     rows = decoder.rows()
     check_rows(twin, rows, history)
-    outputs = random_outputs(luck, rows, vocabulary, decoder.policy.tau, skill)
+    outputs = random_outputs(luck, rows, vocabulary, min(luck.choice(decoder.policy.bars), 1.0), skill)
     twin.outputs["token"] = -7
     for index, output in enumerate(outputs):
         if output is not None:

@@ -63,7 +63,11 @@ def loop_shape(text: ResidentText, capacity: int, filtered: bool, once: bool) ->
 def loop_record(text: ResidentText) -> Any:
     """The ``Loop`` structure at a text's beginning."""
     loop = np.zeros((), LOOP)
-    loop["policy"] = text.tau, text.verify_bound, text.block_size, VERIFY.index(text.verify), text.min_prefix, 0
+    policy = loop["policy"]
+    policy["bars"][: len(text.bars)] = text.bars
+    policy["verify"] = VERIFY.index(text.verify)
+    for name in ("verify_bound", "block_size", "min_prefix"):
+        policy[name] = getattr(text, name)
     loop["limit"], loop["committed"] = text.limit, text.committed
     loop["materialized"] = text.committed - len(text.pending)
     loop["num_eos"] = len(text.eos_ids)

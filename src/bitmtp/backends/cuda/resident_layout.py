@@ -19,8 +19,8 @@ SOURCES = ("exact", "accepted", "confident")
 
 POLICY = np.dtype(
     [
-        ("tau", "<f8"), ("verify_bound", "<f8"),
-        ("block_size", "<i4"), ("verify", "<i4"), ("min_prefix", "<i4"), ("reserved", "<i4"),
+        ("bars", "<f8", MAX_BLOCK), ("verify_bound", "<f8"),
+        ("block_size", "<i4"), ("verify", "<i4"), ("min_prefix", "<i4"), ("reserved", "<i4", 3),
     ],
     align=True,
 )  # fmt: skip

@@ -26,12 +26,12 @@ enum Source : int { SOURCE_EXACT = 0, SOURCE_ACCEPTED = 1, SOURCE_CONFIDENT = 2 
 enum Status : int { RUNNING = 0, STOP = 1, LENGTH = 2, INTERRUPTED = 3, NEEDS_MEMORY = 4, RING_FULL = 5 };
 
 struct Policy {
-    double tau;
+    double bars[MAX_BLOCK];  // the probability that makes each proposal confident
     double verify_bound;
     int block_size;
     int verify;  // Verify
     int min_prefix;
-    int reserved;
+    int reserved[3];
 };
 
 // One text. Mirrored, like all structures here, in resident_layout.py.
@@ -134,8 +134,8 @@ TWIN int least(int a, int b) { return a < b ? a : b; }
 
 // policy.py
 
-TWIN int confident_prefix(const Chosen* proposals, int n, double tau) {
-    return prefix(n, [&](int i) { return i == 0 || double(proposals[i].probability) >= tau; });
+TWIN int confident_prefix(const Chosen* proposals, int n, const double* bars) {
+    return prefix(n, [&](int i) { return i == 0 || double(proposals[i].probability) >= bars[i]; });
 }
 
 // The joint probability is a product in order, so this one is no `prefix`.
@@ -157,7 +157,7 @@ TWIN int longest_match(const int* proposals, const Chosen* chosen, int n, int kn
 
 TWIN Decision decide(const Policy& policy, const Chosen* proposals, int n, int room) {
     if (n == 1) return {1, 0};
-    int confident = least(confident_prefix(proposals, n, policy.tau), room);
+    int confident = least(confident_prefix(proposals, n, policy.bars), room);
     if (policy.verify == VERIFY_NEVER || (policy.verify == VERIFY_IF_SHORT && confident >= policy.min_prefix))
         return {confident, 0};
     // A verify pass commits at least one token of its own behind what it accepts.
