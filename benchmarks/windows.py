@@ -4,19 +4,18 @@
     python benchmarks/windows.py --history 1000 32000 --layers 2
     python benchmarks/windows.py --backend cuda --history 1000 32000 128000 1000000
 
-Behind each history the same passes are timed, histories and passes taking turns: a draft pass that sees all, one that
-sees a window, and a verify pass with and without the anchor's row (behind a windowed draft it runs again). With
-``--text`` the history is that text, and is continued under both drafts and autoregressively; all three must be the same
-text. Without it the K/V are those of arbitrary tokens, or of none at all where the backend can leave them out, at
-positions far beyond what the model was made for: such a run tells times only. ``--layers`` runs the first layers only,
-every one of which costs the same, where all of them would take too long to fill.
+Behind each history the same passes are timed (on the device, where the backend can tell), histories and passes taking
+turns: a draft pass that sees all, one that sees a window, and a verify pass with and without the anchor's row (behind a
+windowed draft it runs again). With ``--text`` the history is that text, and is continued under both drafts and
+autoregressively; all three must be the same text. Without it the K/V are those of arbitrary tokens, or of none at all
+where the backend can leave them out, at positions far beyond what the model was made for: such a run tells times only.
+``--layers`` runs the first layers only, every one of which costs the same, where all would take too long to fill.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from bitmtp import checkpoint
 from bitmtp.backends import load_backend
 from bitmtp.backends.base import Backend, Head, Row, Window, causal_rows
 from bitmtp.checkpoint import Checkpoint, tensor_specs
+from bitmtp.decoding.costs import time_pass
 from bitmtp.decoding.decoder import Decoder, advance
 from bitmtp.decoding.policies import make_policy
 from bitmtp.decoding.policy import Policy, Verify
@@ -48,10 +48,7 @@ def pass_times(backend: Backend, sequence: int, histories: Sequence[int], size: 
     found: list[list[float]] = [[] for _ in passes]
     for _ in range(repeats + 1):
         for make, times in zip(passes, found, strict=True):
-            rows = make()
-            begun = time.perf_counter()
-            backend.step(rows)
-            times.append((time.perf_counter() - begun) * 1e3)
+            times.append(time_pass(backend, make()))
     medians = [median(times[1:]) for times in found]  # buffers grow in the first round
     kinds = len(medians) // len(histories)
     return [medians[place : place + kinds] for place in range(0, len(medians), kinds)]

@@ -10,6 +10,7 @@ from bitmtp.backends.base import Window
 from bitmtp.decoding.chooser import AdaptiveShaper
 from bitmtp.decoding.costs import Calibration, Tuning
 from bitmtp.decoding.decoder import Decoder
+from bitmtp.decoding.plans import SPAN
 from bitmtp.decoding.policies import make_policy
 from bitmtp.decoding.policy import Policy, Verify
 from bitmtp.decoding.resident import resident_text
@@ -54,3 +55,12 @@ def test_calibrated_bars_go_along() -> None:
     text = resident_text(decoder_of(policy))
     assert text is not None
     assert text.bars == (0.0, calibration.bar(1, 0.8), calibration.bar(2, 0.8), calibration.bar(3, 0.8))
+
+
+def test_long_texts_whose_windows_pay_stay_on_the_host() -> None:
+    costs = replace(USUAL, per_position=(0.0, 1e-4))
+    shaper = AdaptiveShaper(POLICY, Tuning(costs))
+    assert not shaper.wants_windows(SPAN)
+    assert shaper.wants_windows(SPAN + 100_000)
+    free = AdaptiveShaper(POLICY, Tuning(replace(costs, per_position=(0.0, 0.0))))
+    assert not free.wants_windows(SPAN + 1_000_000)

@@ -31,6 +31,7 @@ SAMPLED = 1.4  # what sampling at temperature 1 takes from them
 ENTROPY_WEIGHT = 0.4  # log-odds that a nat of running entropy takes away
 ENTROPY_RATE, EASE_RATE, OFFSET_RATE = 0.5, 0.1, 0.1  # how fast the estimates follow
 DRIFT = 0.003  # how fast an idle estimate returns to where it began, so that drafting is tried again
+HOST = 0.5  # milliseconds that an iteration takes longer if the host drives it
 LIKELY = 0.5  # where the text ends up less often, no draft hangs
 # Log-odds that the text goes on as its past did: at the least, for each token that agrees, and under sampling.
 FAITH, AGREEMENT, FAITH_SAMPLED, FAITH_RATE = 0.3, 0.12, 0.5, 0.1
@@ -131,6 +132,11 @@ class AdaptiveShaper:
             faith=self._estimate.faith,
             text=tuple(text),
         )
+
+    def wants_windows(self, history: int) -> bool:
+        """Whether windowed drafts behind so long a text save more than it costs that the host drives them."""
+        full, windowed = (self._costs.cost(self._block, seen) for seen in (history, SPAN))
+        return full - windowed - self._row > HOST
 
     def draft(self, text: Sequence[int], room: int, history: int) -> Draft:
         """A copy, or the block that promises most."""

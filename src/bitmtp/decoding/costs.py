@@ -19,7 +19,7 @@ from bitmtp.sampling import GREEDY
 WIDTHS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
 LEAST_ROUNDS, ROUNDS = 3, 9
 SECONDS = 1.0  # after which a slow machine has shown enough
-SHORT = 16
+SHORT, FAR, FAR_ON_DEVICE = 16, 256, 4096
 _GROWTH_WIDTHS = (1, 8)
 
 
@@ -171,7 +171,7 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def measure_costs(backend: Backend, context: int, far: int = 256) -> CostTable:
+def measure_costs(backend: Backend, context: int) -> CostTable:
     """Time a few passes of each width, behind a short history and a longer one: about a second for a small model.
 
     Only ratios matter to a decision. Each is the median of those to a pass of one row within a round, so that a machine
@@ -179,10 +179,10 @@ def measure_costs(backend: Backend, context: int, far: int = 256) -> CostTable:
 
     Args:
         context: positions that a sequence of the backend may have.
-        far: positions of the longer history.
     """
     near = min(SHORT, context - 1)
-    far = min(far, context - _GROWTH_WIDTHS[-1])
+    # Where a device reads prompts fast, only a long history tells what a position costs.
+    far = min(FAR_ON_DEVICE if isinstance(backend, TimedBackend) else FAR, context - _GROWTH_WIDTHS[-1])
     passes = [(near, width) for width in WIDTHS if near + width <= context]
     distant = [(far, width) for width in _GROWTH_WIDTHS] if far >= 4 * near else []
     sequences = {history: backend.open() for history, _ in passes[:1] + distant[:1]}
@@ -215,13 +215,14 @@ def _times(
         rounds.append([])
         for history, width in passes:
             rows = _draft_rows(sequences[history], history, width, backend.config.block_size)
-            rounds[-1].append(_milliseconds(backend, rows))
+            rounds[-1].append(time_pass(backend, rows))
     del rounds[0]  # buffers grow in it
     unit = median(times[0] for times in rounds)
     return {each: unit * median(times[i] / times[0] for times in rounds) for i, each in enumerate(passes)}
 
 
-def _milliseconds(backend: Backend, rows: Sequence[Row]) -> float:
+def time_pass(backend: Backend, rows: Sequence[Row]) -> float:
+    """Milliseconds of a pass, on the device where the backend can tell; its rows are not kept."""
     if isinstance(backend, TimedBackend):
         return backend.time_step(rows)
     begun = time.perf_counter()

@@ -39,9 +39,11 @@ def resident_text(decoder: Decoder) -> ResidentText | None:
 
 
 def can_reside(backend: Backend, decoder: Decoder) -> bool:
-    """Whether :func:`decode_resident` may take a decoder; lets the backend make ready for it."""
-    text = resident_text(decoder)
+    """Whether :func:`decode_resident` should take a decoder; lets the backend make ready for it."""
+    text, shaper = resident_text(decoder), decoder.shaper
     if text is None or not isinstance(backend, ResidentBackend):
+        return False
+    if isinstance(shaper, AdaptiveShaper) and shaper.wants_windows(text.committed):
         return False
     return backend.can_reside(replace(text, pending=text.pending[-1:]))  # prefill will have left one
 
