@@ -30,16 +30,31 @@ struct Context {
     }
 
     /// Run body(begin, end) for the tiles of `matrix` on all threads; ranges begin at multiples of `multiple`.
+    ///
+    /// The tiles are cut into a lane for each thread, and pieces dealt from the lanes in turn: while threads are equally
+    /// fast each reads one stream of memory, and what it prefetches is its own.
     template <class F>
     void by_tiles(const PackedMatrix& matrix, int multiple, F&& body) {
-        const int size = std::lcm(matrix.unit(), multiple), tasks = (matrix.tiles + size - 1) / size;
-        pool.parallel(tasks, chunk(tasks), [&](int begin, int end, int) {
-            body(begin * size, std::min(end * size, matrix.tiles));
+        const int lanes = pool.threads(), tiles = matrix.tiles, size = piece_tiles(matrix, multiple);
+        const int pieces = (tiles + size - 1) / size, each = pieces / lanes, longer = pieces % lanes;
+        pool.parallel(pieces, 1, [&](int begin, int end, int) {
+            for (int i = begin; i < end; ++i) {
+                const int lane = i % lanes, first = (lane * each + std::min(lane, longer) + i / lanes) * size;
+                body(first, std::min(first + size, tiles));
+            }
         });
     }
 
-    /// How many tasks (of a tile or a few) a thread takes at a time. Long streams read memory fastest, but threads are
-    /// not equally fast; and the kernels take four tiles at once.
+    /// Tiles that a thread takes at a time: an eighth of its share, in whole blocks of those that the kernels take at
+    /// once, unless there are too few of them.
+    int piece_tiles(const PackedMatrix& matrix, int multiple) const {
+        const int whole = std::lcm(matrix.dense ? 2 * dense::tiles : 4, multiple);
+        if (matrix.tiles < whole * pool.threads()) return std::lcm(matrix.unit(), multiple);
+        return std::max(matrix.tiles / (8 * whole * pool.threads()), 1) * whole;
+    }
+
+    /// How many of equal tasks a thread takes at a time. Long streams read memory fastest, but threads are not equally
+    /// fast.
     int chunk(int tasks) const {
         const int share = tasks / (2 * pool.threads());
         return share >= 4 ? share / 4 * 4 : std::max(1, share);

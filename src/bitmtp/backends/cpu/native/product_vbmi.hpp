@@ -80,6 +80,7 @@ __attribute__((noinline)) static void dense_block(const PackedMatrix& matrix, co
     BITMTP_UNROLL for (int v = 0; v < TRIPLES; ++v)
         BITMTP_UNROLL for (int t = 0; t < dense::tiles; ++t)
             BITMTP_UNROLL for (int c = 0; c < COLS; ++c) total[v][t][c] = -NativeF{};  // -0 + x is x for every x
+    const std::uint8_t* const turn = block + distance - prefetch_ahead;  // from here on the next blocks are prefetched
     for (int group = 0; group < matrix.groups; ++group) {
         __m512i sum[TRIPLES][dense::tiles][COLS];
         BITMTP_UNROLL for (int v = 0; v < TRIPLES; ++v)
@@ -87,10 +88,10 @@ __attribute__((noinline)) static void dense_block(const PackedMatrix& matrix, co
                 BITMTP_UNROLL for (int c = 0; c < COLS; ++c)
                     sum[v][t][c] = _mm512_set1_epi32(-sums[c * matrix.groups + group]);  // a trit is the weight + 1
         for (int i = 0; i < matrix.group; i += dense::inputs) {
+            const std::ptrdiff_t ahead = prefetch_ahead + (block < turn ? 0 : (TRIPLES - 1) * distance);
             BITMTP_UNROLL for (int v = 0; v < TRIPLES; ++v)
                 BITMTP_UNROLL for (int line = 0; line < dense::vectors; ++line)
-                    _mm_prefetch(reinterpret_cast<const char*>(block + v * distance + 64 * line) + prefetch_ahead,
-                                 _MM_HINT_T0);
+                    _mm_prefetch(reinterpret_cast<const char*>(block + v * distance + 64 * line) + ahead, _MM_HINT_T0);
             dense_step<0>(block, distance, values, row_bytes, tables, sum);
             dense_step<1>(block, distance, values, row_bytes, tables, sum);
             dense_step<2>(block, distance, values, row_bytes, tables, sum);
