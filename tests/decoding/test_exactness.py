@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from conftest import END, backend_or_skip, random_checkpoint, tiny_config, why_unavailable
 from shapes import RandomShaper
 
-from bitmtp.backends.base import Backend, Window
+from bitmtp.backends.base import Backend, Row, Window
 from bitmtp.decoding.chooser import AdaptiveShaper
 from bitmtp.decoding.costs import CostTable, Tuning, measure_costs
 from bitmtp.decoding.decoder import Decoder, advance
@@ -126,6 +127,28 @@ def test_costs_grow_with_the_width(backend: Backend) -> None:
     assert table.cost(24, 16) > table.cost(1, 16) > 0
     assert measure_costs(backend, 30).widths[-1] <= 14, "no pass beyond the context"
     assert measure_costs(backend, 2).widths == (1,)
+
+
+class Slow:
+    """A backend whose passes take a millisecond a row, by its own clock."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.config, self.rows = backend.config, list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def time_step(self, rows: Sequence[Row]) -> float:
+        self.rows.append(len(rows))
+        return float(len(rows))
+
+
+def test_wide_passes_that_cost_too_much_are_timed_once(backend: Backend) -> None:
+    slow = Slow(backend)
+    table = measure_costs(cast(Backend, slow), 512)
+    assert table.widths == table.milliseconds == (1, 2, 3, 4, 5, 8, 64)
+    assert slow.rows.count(64) == slow.rows.count(9) == 1 < slow.rows.count(5)
 
 
 PROMPTS = ("def is_prime(n):\n", "Once upon a time there was a fox who")

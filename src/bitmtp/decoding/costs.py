@@ -17,6 +17,7 @@ from bitmtp.sampling import GREEDY
 
 # On both sides of where a kernel's next width begins: a pass of 9 rows may cost what 16 cost.
 WIDTHS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
+DEAR = 6  # times a pass of one row: wide passes that cost more are taken to cost in proportion to their rows
 LEAST_ROUNDS, ROUNDS = 3, 9
 SECONDS = 1.0  # after which a slow machine has shown enough
 SHORT, FAR, FAR_ON_DEVICE = 16, 256, 4096
@@ -194,7 +195,10 @@ def measure_costs(backend: Backend, context: int) -> CostTable:
         for sequence in sequences.values():
             backend.close(sequence)
     growth = _growth(times, near, far) if distant else (0.0, 0.0)
-    return CostTable(tuple(width for _, width in passes), tuple(times[each] for each in passes), near, growth)
+    costs = {width: times[near, width] for _, width in passes if (near, width) in times}
+    widest, last = passes[-1][1], max(costs)
+    costs[widest] = costs[last] * widest / last
+    return CostTable(tuple(costs), tuple(costs.values()), near, growth)
 
 
 def _growth(times: Mapping[tuple[int, int], float], near: int, far: int) -> tuple[float, float]:
@@ -208,17 +212,21 @@ def _growth(times: Mapping[tuple[int, int], float], near: int, far: int) -> tupl
 def _times(
     backend: Backend, sequences: Mapping[int, int], passes: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], float]:
-    """Milliseconds of passes (history, width), the first of them the measure of the others; no row is kept."""
-    rounds: list[list[float]] = []
+    """Milliseconds of passes (history, width), but for the dear ones; the first is the measure of the others. No row is
+    kept."""
+
+    def run(history: int, width: int) -> float:
+        return time_pass(backend, _draft_rows(sequences[history], history, width, backend.config.block_size))
+
     end = time.perf_counter() + SECONDS
-    while len(rounds) <= LEAST_ROUNDS or (len(rounds) <= ROUNDS and time.perf_counter() < end):
-        rounds.append([])
-        for history, width in passes:
-            rows = _draft_rows(sequences[history], history, width, backend.config.block_size)
-            rounds[-1].append(time_pass(backend, rows))
-    del rounds[0]  # buffers grow in it
+    first = dict(zip(passes, [run(*each) for each in passes], strict=True))  # buffers grow in this round
+    narrow, limit = _GROWTH_WIDTHS[-1], DEAR * first[passes[0]]
+    timed = [each for each in passes if each[1] <= narrow or first[each] <= limit]
+    rounds: list[list[float]] = []
+    while len(rounds) < LEAST_ROUNDS or (len(rounds) < ROUNDS and time.perf_counter() < end):
+        rounds.append([run(*each) for each in timed])
     unit = median(times[0] for times in rounds)
-    return {each: unit * median(times[i] / times[0] for times in rounds) for i, each in enumerate(passes)}
+    return {each: unit * median(times[i] / times[0] for times in rounds) for i, each in enumerate(timed)}
 
 
 def time_pass(backend: Backend, rows: Sequence[Row]) -> float:
