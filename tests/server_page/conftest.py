@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest import make_engine, random_checkpoint, tiny_config, why_unavailable
 
+from bitmtp.decoding.costs import CostTable, Tuning
 from bitmtp.engine import Engine
 
 # What the extras bring is imported where it is used: a conftest that skips while it is loaded is an error.
@@ -48,10 +49,12 @@ class Brake:
 
 @pytest.fixture(scope="module")
 def engine(tokenizer_folder: Path) -> Engine:
-    """A tiny model on the fastest backend that runs here, behind a brake."""
+    """A tiny model on the fastest backend that runs here, behind a brake. What its passes cost is given: by measured
+    costs the adaptive policy would decide anew in each run, and draft wider than the server lets it."""
     backend = "reference" if why_unavailable("cpu") else "cpu"
     made = make_engine(backend, random_checkpoint(tiny_config(max_position=2048)), tokenizer_folder)
-    return Engine(Brake(made.backend), made.tokenizer, made.context)  # type: ignore[arg-type]
+    costs = Tuning(CostTable((1, 2, 8, 16), (3.7, 4.4, 7.4, 13.2)))
+    return Engine(Brake(made.backend), made.tokenizer, made.context, costs)  # type: ignore[arg-type]
 
 
 @pytest.fixture
