@@ -90,23 +90,25 @@ class Calibration:
 
     def logit(self, depth: int, probability: float) -> float:
         """Log-odds that the proposal of this depth (from 1 on) stands."""
-        place = min(depth, len(self.temperatures)) - 1
-        return logit(probability) / self.temperatures[place] + self.offsets[place]
+        temperature, offset = self._pair(depth)
+        return logit(probability) / temperature + offset
 
     def bar(self, depth: int, chance: float) -> float:
         """The least probability of the proposal of this depth with which it stands with this chance; what is certain,
         no probability says."""
         if not 0 < chance < 1:
             return math.inf if chance > 0 else 0.0
-        place = min(depth, len(self.temperatures)) - 1
-        return sigmoid((logit(chance) - self.offsets[place]) * self.temperatures[place])
+        temperature, offset = self._pair(depth)
+        return sigmoid((logit(chance) - offset) * temperature)
 
     def down_to(self, depth: int) -> Calibration:
         """The same, with a pair for each depth from 1 to this one."""
-        places = [min(place, len(self.temperatures) - 1) for place in range(depth)]
-        return Calibration(
-            tuple(self.temperatures[place] for place in places), tuple(self.offsets[place] for place in places)
-        )
+        temperatures, offsets = zip(*map(self._pair, range(1, depth + 1)), strict=True)
+        return Calibration(temperatures, offsets)
+
+    def _pair(self, depth: int) -> tuple[float, float]:
+        place = min(depth, len(self.temperatures)) - 1
+        return self.temperatures[place], self.offsets[place]
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,22 +89,6 @@ def test_a_text_across_capacity_classes(plain):
     assert stats.graph_replays >= 3, "capacities of 512, 1,024 and 2,048"
 
 
-def test_leaving_a_stream_leaves_a_sound_session(plain):
-    engine, policy = tuned(plain, STEPS), make_policy("auto", 16)
-    prompt = random_tokens(np.random.default_rng(2), 20, engine.config)
-    whole = engine.generate(Request(prompt, 300, policy)).token_ids
-    with engine.session() as session:
-        generation, taken = session.generate(Request(prompt, 300, policy)), []
-        for chunk in generation:
-            taken.append(chunk.token.id)
-            if len(taken) == 10:
-                break
-        del generation
-        assert taken == whole[:10]
-        again = session.generate(Request([*prompt, *taken], 290, policy))
-        assert [chunk.token.id for chunk in again] == whole[10:]
-
-
 def test_a_reader_that_rests_finds_the_whole_text(gpu, tokenizer_folder):  # noqa: ARG001
     made = random_checkpoint(tiny_config(chain_rank=4, max_position=16384, eos_token_ids=()))
     engine = tuned(make_engine("cuda", made, tokenizer_folder), STEPS)

@@ -73,9 +73,10 @@ def test_a_text_across_capacity_classes(engine):
     assert ours.token_ids == host.token_ids
 
 
-def test_leaving_a_stream_leaves_a_sound_session(engine):
+@pytest.mark.parametrize("name", ["speculative", "auto"])
+def test_leaving_a_stream_leaves_a_sound_session(engine, name):
     prompt = random_tokens(np.random.default_rng(2), 20, engine.config)
-    policy = make_policy("speculative", 16)
+    policy = make_policy(name, 16)
     whole = engine.generate(Request(prompt, 300, policy)).token_ids
     with engine.session() as session:
         generation, taken = session.generate(Request(prompt, 300, policy)), []
