@@ -45,12 +45,11 @@ struct Context {
         });
     }
 
-    /// Tiles that a thread takes at a time: an eighth of its share, in whole blocks of those that the kernels take at
-    /// once, unless there are too few of them.
+    /// Tiles that a thread takes at a time: an eighth of its share, or as much of it as the kernels read in four streams.
     int piece_tiles(const PackedMatrix& matrix, int multiple) const {
-        const int whole = std::lcm(matrix.dense ? 2 * dense::tiles : 4, multiple);
-        if (matrix.tiles < whole * pool.threads()) return std::lcm(matrix.unit(), multiple);
-        return std::max(matrix.tiles / (8 * whole * pool.threads()), 1) * whole;
+        const int unit = std::lcm(matrix.dense ? dense::tiles : 4, multiple), units = (matrix.tiles + unit - 1) / unit;
+        const int pieces = pool.threads() * std::clamp(units / (4 * pool.threads()), 2, 8);
+        return (units + pieces - 1) / pieces * unit;
     }
 
     /// How many of equal tasks a thread takes at a time. Long streams read memory fastest, but threads are not equally

@@ -2,9 +2,12 @@
 
 constexpr int widest_dense = 8;
 
-/// Groups of three tiles to take at once: two streams read memory faster than one and share the activations; beyond four
-/// columns the accumulators of one are all that the registers hold.
-constexpr int triples_at_once(int columns) { return columns <= 4 ? 2 : 1; }
+/// Groups of three tiles to take at once: several streams read memory faster than one, the hardware's own prefetch running
+/// ahead in each, and share the activations; beyond four columns the accumulators of one are all that the registers hold.
+constexpr int triples_at_once(int columns) { return columns == 1 ? 4 : columns == 2 ? 3 : columns <= 4 ? 2 : 1; }
+
+/// Bytes to prefetch ahead in each stream: the more streams, the longer each takes for them.
+constexpr int stream_ahead(int triples) { return triples > 2 ? prefetch_ahead / 2 : prefetch_ahead; }
 
 /// By code, the trits of the three tiles; twice, because bit 5 of an index is not the code's.
 struct TritTables {
@@ -80,7 +83,8 @@ __attribute__((noinline)) static void dense_block(const PackedMatrix& matrix, co
     BITMTP_UNROLL for (int v = 0; v < TRIPLES; ++v)
         BITMTP_UNROLL for (int t = 0; t < dense::tiles; ++t)
             BITMTP_UNROLL for (int c = 0; c < COLS; ++c) total[v][t][c] = -NativeF{};  // -0 + x is x for every x
-    const std::uint8_t* const turn = block + distance - prefetch_ahead;  // from here on the next blocks are prefetched
+    constexpr int ahead_bytes = stream_ahead(TRIPLES);
+    const std::uint8_t* const turn = block + distance - ahead_bytes;  // from here on the next blocks are prefetched
     for (int group = 0; group < matrix.groups; ++group) {
         __m512i sum[TRIPLES][dense::tiles][COLS];
         BITMTP_UNROLL for (int v = 0; v < TRIPLES; ++v)
@@ -88,7 +92,7 @@ __attribute__((noinline)) static void dense_block(const PackedMatrix& matrix, co
                 BITMTP_UNROLL for (int c = 0; c < COLS; ++c)
                     sum[v][t][c] = _mm512_set1_epi32(-sums[c * matrix.groups + group]);  // a trit is the weight + 1
         for (int i = 0; i < matrix.group; i += dense::inputs) {
-            const std::ptrdiff_t ahead = prefetch_ahead + (block < turn ? 0 : (TRIPLES - 1) * distance);
+            const std::ptrdiff_t ahead = ahead_bytes + (block < turn ? 0 : (TRIPLES - 1) * distance);
             BITMTP_UNROLL for (int v = 0; v < TRIPLES; ++v)
                 BITMTP_UNROLL for (int line = 0; line < dense::vectors; ++line)
                     _mm_prefetch(reinterpret_cast<const char*>(block + v * distance + 64 * line) + ahead, _MM_HINT_T0);
@@ -119,15 +123,26 @@ __attribute__((noinline)) static void dense_block(const PackedMatrix& matrix, co
             }
 }
 
-/// Tiles [begin, end), whole threes, for `COLS` rows of activations from `column` on.
+/// Results of `count` groups of three tiles.
+template <int TRIPLES, int COLS>
+static void dense_triples(const PackedMatrix& matrix, const QuantRows& input, int triple, int count, int column, float* y,
+                          std::ptrdiff_t stride) {
+    if constexpr (TRIPLES > 1) {
+        if (count < TRIPLES) return dense_triples<TRIPLES - 1, COLS>(matrix, input, triple, count, column, y, stride);
+    }
+    dense_block<TRIPLES, COLS>(matrix, input, triple, column, y, stride);
+}
+
+/// Tiles [begin, end), whole threes, for `COLS` rows of activations from `column` on: as few blocks as can be, and equal.
 template <int COLS>
 static void dense_columns(const PackedMatrix& matrix, const QuantRows& input, int begin, int end, int column, float* y,
                           std::ptrdiff_t stride) {
-    constexpr int at_once = triples_at_once(COLS);
-    int triple = begin / dense::tiles;
-    for (; triple + at_once <= end / dense::tiles; triple += at_once)
-        dense_block<at_once, COLS>(matrix, input, triple, column, y, stride);
-    for (; triple < end / dense::tiles; ++triple) dense_block<1, COLS>(matrix, input, triple, column, y, stride);
+    constexpr int most = triples_at_once(COLS);
+    const int first = begin / dense::tiles, count = end / dense::tiles - first, blocks = (count + most - 1) / most;
+    for (int block = 0; block < blocks; ++block) {
+        const int from = first + count * block / blocks, to = first + count * (block + 1) / blocks;
+        dense_triples<most, COLS>(matrix, input, from, to - from, column, y, stride);
+    }
 }
 
 template <int COLS = widest_dense>
