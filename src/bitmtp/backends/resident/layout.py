@@ -64,7 +64,6 @@ def loop_record(text: ResidentText, choice: int) -> Any:
 
 def fill(result: ResidentResult, loop: Any) -> None:
     """Note where a text stands."""
-    result.stopped = int(loop["status"]) == Status.STOP
     for name in ("materialized", "passes", "iterations", "num_spec_steps", "proposed", "accepted", "copied"):
         setattr(result, name, int(loop[name]))
     result.lengths = {length: int(count) for length, count in enumerate(loop["lengths"]) if count}
