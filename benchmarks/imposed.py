@@ -11,7 +11,7 @@ each iteration committed. `play` runs a shape with random weights, whose own dra
 - resident loop: nothing is replaced. Draft and verifier share their sampling noise, so a temperature makes them agree
   as often as one likes: the one that gives the mean asked for is searched for first.
 
-Both are compared with the fastest autoregressive decoding there is (resident on a GPU), over the same history.
+Both are compared with the fastest autoregressive decoding there is (resident), over the same history.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -91,7 +92,8 @@ def _workload(policy: Policy, sampling: Sampling, several: bool = False) -> Work
 
 
 class Generation:
-    """A text being written; iterate for its chunks. :attr:`result` is right at any moment, after Ctrl-C too."""
+    """A text being written; iterate for its chunks. :attr:`result` is right at any moment, after Ctrl-C too; where the
+    backend iterates by itself, what it counts of passes comes when the text ends or is left."""
 
     def __init__(self, engine: Engine, sequence: int, request: Request, ids: list[int], reused: int) -> None:
         self._engine = engine
@@ -108,6 +110,7 @@ class Generation:
         self._chunks: list[Chunk] = []
         self._begun = time.perf_counter()
         self._first = self._last = 0.0
+        self._resident: Generator[list[Token], None, None] | None = None
 
     def _see(self, token: Token) -> bool:
         self._chunks.append(Chunk(token, self._text.push(token.id)))
@@ -133,11 +136,17 @@ class Generation:
         resident = self._prepare()
         yield from self.start()
         if resident and self.decoder.finish is None:
-            for _ in decode_resident(backend, self.decoder):
-                yield from self.take()
+            with closing(decode_resident(backend, self.decoder)) as self._resident:
+                for _ in self._resident:
+                    yield from self.take()
         while self.decoder.finish is None:
             advance(backend, [self.decoder])
             yield from self.take()
+
+    def leave(self) -> None:
+        """End the backend's own loop, if it is in one, so that the sequence can be used for something else."""
+        if self._resident is not None:
+            self._resident.close()
 
     def _prepare(self) -> bool:
         """Let the backend make ready, before the text begins; whether it will iterate by itself. Trees and windows are
@@ -181,7 +190,7 @@ class Session:
         self._engine = engine
         self._sequence = engine.backend.open() if sequence is None else sequence
         self._inherited = list(known)
-        self._state: State | None = None
+        self._last: Generation | None = None
 
     def generate(self, request: Request) -> Generation:
         """Begin a text; nothing runs before it is iterated.
@@ -190,17 +199,25 @@ class Session:
             RequestError: the prompt is empty or too long, or an option has no meaning here.
         """
         ids = self._engine.encode(request)
+        self._leave()
         known = self._known()
         reused = next((i for i, pair in enumerate(zip(ids, known, strict=False)) if pair[0] != pair[1]), len(known))
         reused = min(reused, len(ids) - 1)
         generation = Generation(self._engine, self._sequence, request, ids, reused)
         self._engine.backend.truncate(self._sequence, reused)
-        self._state = generation.decoder.state
+        self._last = generation
         return generation
 
     def _known(self) -> list[int]:
         """The tokens whose K/V the sequence holds."""
-        return self._state.committed[: self._state.materialized] if self._state else self._inherited
+        if self._last is None:
+            return self._inherited
+        state = self._last.decoder.state
+        return state.committed[: state.materialized]
+
+    def _leave(self) -> None:
+        if self._last is not None:
+            self._last.leave()
 
     def fork(self, length: int) -> Session:
         """A session of its own that shares the first ``length`` tokens held here, or as many as there are."""
@@ -209,6 +226,7 @@ class Session:
 
     def close(self) -> None:
         """Give the sequence's memory back."""
+        self._leave()
         self._engine.backend.close(self._sequence)
 
     def __enter__(self) -> Session:

@@ -138,3 +138,13 @@ def test_a_trace_is_recorded(script: Script, tiny_model: Path, tmp_path: Path) -
     lengths = json.loads(trace.read_text(encoding="utf-8"))["lengths"]
     assert set(lengths) == {"ifeval", "humaneval", "mbpp"}
     assert all(sum(int(length) * count for length, count in part.items()) <= 11 for part in lengths.values())
+
+
+def test_the_resident_loop_is_compared_with_the_host_s(
+    script: Script, questions: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--model", tiny_model, "--backend", "reference", "--prompts", questions, "--max-tokens", "12"]
+    assert script("resident.py", *given) == 0
+    told = capsys.readouterr().out
+    assert re.findall(r"(.*): [\d.]+ x", told) == ["autoregressive", "speculative D=6"]
+    assert script("resident.py", *given[:-4], "--prompts", "nowhere") == 2

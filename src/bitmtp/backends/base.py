@@ -219,10 +219,12 @@ class ResidentText:
 
 @dataclass(slots=True)
 class ResidentResult:
-    """Where such a text stands once the backend has stopped: counts as in :class:`bitmtp.decoding.stats.Stats`."""
+    """Where such a text stands once the backend has stopped: counts as in :class:`bitmtp.decoding.stats.Stats`.
+
+    ``draft_ms`` and ``exact_ms`` are milliseconds within passes with masks and without, where the backend can tell.
+    """
 
     materialized: int = 0
-    stopped: bool = False  # by an end-of-sequence token
     passes: int = 0
     graph_replays: int = 0
     iterations: int = 0
@@ -231,6 +233,8 @@ class ResidentResult:
     accepted: int = 0
     copied: int = 0
     lengths: dict[int, int] = field(default_factory=dict)
+    draft_ms: float = 0.0
+    exact_ms: float = 0.0
 
 
 @runtime_checkable

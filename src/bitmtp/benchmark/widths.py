@@ -10,9 +10,8 @@ from statistics import median
 import numpy as np
 
 from bitmtp.backends.base import Backend, Head, causal_rows
-from bitmtp.decoding.decoder import Decoder, advance
+from bitmtp.benchmark.timed import timed_text
 from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.state import State
 from bitmtp.sampling import GREEDY, Sampling
 
 WIDTHS = (1, 2, 4, 8, 9, 16, 32)
@@ -110,15 +109,8 @@ def _time_pass(backend: Backend, sequence: int, tokens: Sequence[int]) -> float:
 
 def _decode_rate(backend: Backend, prompt: Sequence[int], tokens: int) -> float:
     """Tokens a second of autoregressive decoding, the first token left out; no token ends the text."""
-    state = State(backend.open(), Sampling(), list(prompt), len(prompt))
-    decoder = Decoder(state, make_policy("autoregressive", 1), len(prompt) + tokens, frozenset())
-    decoder.start(backend)
-    begun = time.perf_counter()
-    while decoder.finish is None:
-        advance(backend, [decoder])
-    seconds = time.perf_counter() - begun
-    backend.close(state.sequence)
-    return (state.generated - 1) / seconds
+    seconds, stats = timed_text(backend, make_policy("autoregressive", 1), prompt, tokens, Sampling())
+    return stats.tokens / seconds
 
 
 def _summary(backend: Backend, history: int, times: dict[int, list[float]], rates: Sequence[float]) -> PassCosts:

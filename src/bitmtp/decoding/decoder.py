@@ -132,8 +132,8 @@ class Decoder:
 
     def _begin(self, output: Output, materialized: int) -> list[Token]:
         """The first token, from the prompt's last row; it is committed before anything is drafted."""
-        first = self._kept([Token(output.token, Source.EXACT, output)])
-        self._commit(first, materialized)
+        first = self.kept([Token(output.token, Source.EXACT, output)])
+        self.commit(first, materialized)
         return first
 
     @property
@@ -154,7 +154,7 @@ class Decoder:
             self._drafted = self._draft(answer, guesses, None if provisional else outputs[0])
             return []
         sources = [Source.EXACT] + [Source.CONFIDENT] * (answer - 1)
-        kept = self._kept(_tokens(outputs[:answer], sources))
+        kept = self.kept(_tokens(outputs[:answer], sources))
         proposed = 0 if self.policy.lossless else len(guesses) - 1
         return self._iterate(kept, pending, len(guesses) > 1, proposed)
 
@@ -179,7 +179,7 @@ class Decoder:
         sources = [Source.ACCEPTED] * len(path) + [Source.EXACT]
         if drafted.known:
             sources[0] = Source.EXACT
-        kept = self._kept(_tokens(chosen, sources))
+        kept = self.kept(_tokens(chosen, sources))
         verified = drafted.verified(tree, path)
         path = path[: len(kept) - 1]
         backend.materialize(self.state.sequence, [*range(pending), *(pending + index for index in path)])
@@ -202,14 +202,14 @@ class Decoder:
     def _iterate(
         self, kept: list[Token], materialized: int, drafted: bool, proposed: int, verified: Sequence[Verified] = ()
     ) -> list[Token]:
-        self._commit(kept, materialized)
+        self.commit(kept, materialized)
         accepted = sum(token.source is not Source.EXACT for token in kept)
         self.stats.record(len(kept), drafted=drafted, proposed=proposed, accepted=accepted)
         self._shaper.learn([token.output for token in kept if token.output], verified, self._widths)
         self._widths = []
         return kept
 
-    def _kept(self, tokens: list[Token]) -> list[Token]:
+    def kept(self, tokens: list[Token]) -> list[Token]:
         """The tokens up to the one that ends the text, if one does."""
         for index, token in enumerate(tokens):
             if self.ends(token) or token.id in self.eos_ids:
@@ -217,7 +217,8 @@ class Decoder:
                 return tokens[: index + 1]
         return tokens
 
-    def _commit(self, kept: Sequence[Token], materialized: int) -> None:
+    def commit(self, kept: Sequence[Token], materialized: int) -> None:
+        """These tokens are text now, and ``materialized`` more positions are in the store."""
         self.state.commit([token.id for token in kept], materialized)
         if self.finish is None and self._room <= 0:
             self.finish = Finish.LENGTH

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 from bitmtp.backends.base import Backend, ResidentBackend, ResidentResult, ResidentText
 from bitmtp.decoding.chooser import AdaptiveShaper
-from bitmtp.decoding.decoder import Decoder, Finish, Source, Token
+from bitmtp.decoding.decoder import Decoder, Source, Token
 from bitmtp.decoding.state import State
 
 
@@ -48,35 +48,41 @@ def can_reside(backend: Backend, decoder: Decoder) -> bool:
     return backend.can_reside(replace(text, pending=text.pending[-1:]))  # prefill will have left one
 
 
-def decode_resident(backend: Backend, decoder: Decoder) -> Iterator[list[Token]]:
+def decode_resident(backend: Backend, decoder: Decoder) -> Generator[list[Token], None, None]:
     """Decode a started text to its end; yields what is committed as it comes. Closing it leaves the text sound.
 
-    If ``ends`` (a stop string) cuts the text inside an iteration, the figures still count that iteration whole.
+    If ``ends`` (a stop string) ends the text and the loop has gone on meanwhile, the figures count those iterations.
     """
     text, result = resident_text(decoder), ResidentResult()
     assert text is not None
     assert isinstance(backend, ResidentBackend)
     run = backend.decode_resident(decoder.state.sequence, text, result)
+    batches, came, tokens = 0, list[Token](), list[Token]()
     try:
         for batch in run:
-            tokens = _kept(decoder, [Token(token, Source(source)) for token, source in batch])
-            decoder.state.commit([token.id for token in tokens], 0)
+            batches += 1
+            came = [Token(token, Source(source)) for token, source in batch]
+            tokens = decoder.kept(came)
+            decoder.commit(tokens, 0)
             yield tokens
             if decoder.finish is not None:
                 return
-        decoder.finish = Finish.STOP if result.stopped else Finish.LENGTH
     finally:
         run.close()
+        if batches == result.iterations:  # each batch was one
+            _cut(result, came, len(tokens))
         _settle(backend, decoder.state, result.materialized)
         _record(decoder, result)
 
 
-def _kept(decoder: Decoder, tokens: list[Token]) -> list[Token]:
-    for index, token in enumerate(tokens):
-        if decoder.ends(token):
-            decoder.finish = Finish.STOP
-            return tokens[: index + 1]
-    return tokens
+def _cut(result: ResidentResult, tokens: Sequence[Token], kept: int) -> None:
+    """Leave what was dropped of the last iteration's tokens out of the figures."""
+    if dropped := tokens[kept:]:
+        lengths = Counter(result.lengths)
+        lengths.subtract([len(tokens)])
+        lengths.update([kept])
+        result.lengths = dict(lengths)
+        result.accepted -= sum(token.source is not Source.EXACT for token in dropped)
 
 
 def _settle(backend: Backend, state: State, materialized: int) -> None:

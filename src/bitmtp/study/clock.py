@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
-from bitmtp.backends.base import Backend, Output, Row
+from bitmtp.backends.base import Backend, Output, ResidentBackend, ResidentResult, ResidentText, Row
 from bitmtp.sampling import GREEDY, Choice
 
 STAGES = ("prefill", "draft", "exact")  # exact: passes without masks, that is verification or one token a pass
 
 
 class Clock:
-    """A backend with a clock; whole iterations without the host (``ResidentBackend``) are not offered.
+    """A backend with a clock, for one whose passes the host can time.
 
     Attributes:
         milliseconds: spent in each of :data:`STAGES` since :meth:`reset`.
@@ -71,3 +71,18 @@ class Clock:
     def materialize(self, sequence: int, indices: Sequence[int]) -> None:
         """As the backend."""
         self._backend.materialize(sequence, indices)
+
+    def can_reside(self, text: ResidentText) -> bool:
+        """As the backend."""
+        return isinstance(self._backend, ResidentBackend) and self._backend.can_reside(text)
+
+    def decode_resident(
+        self, sequence: int, text: ResidentText, result: ResidentResult
+    ) -> Generator[list[tuple[int, str]], None, None]:
+        """As the backend, which tells the time itself."""
+        assert isinstance(self._backend, ResidentBackend)
+        try:
+            yield from self._backend.decode_resident(sequence, text, result)
+        finally:
+            self.milliseconds["draft"] += result.draft_ms
+            self.milliseconds["exact"] += result.exact_ms

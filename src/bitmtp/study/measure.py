@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bitmtp.backends.base import ResidentBackend
+from bitmtp.backends.base import TimedBackend
 from bitmtp.decoding.policy import Policy
 from bitmtp.engine import Engine, Request
 from bitmtp.evaluation.plan import digest
@@ -28,7 +28,7 @@ class Measurement:
         replays: graphs launched, prefill included; None if the backend has no graphs or does not count them.
         lengths: how often an iteration committed 1, 2, … tokens.
         proposed, accepted: mask proposals.
-        stages: time by kind of pass (``clock.STAGES``); empty where whole iterations run without the host.
+        stages: time by kind of pass (``clock.STAGES``); empty where passes run on a device.
         ids: digest of the token ids.
     """
 
@@ -46,7 +46,7 @@ class Measurement:
 
 
 class Measurer:
-    """Measures requests on an engine, which it changes: a backend that the host drives gets a clock.
+    """Measures requests on an engine, which it changes: a backend gets a clock, unless its passes run on a device.
 
     Args:
         policies: the baseline first.
@@ -55,7 +55,7 @@ class Measurer:
     def __init__(self, engine: Engine, policies: Sequence[Policy], max_tokens: int) -> None:
         self._engine, self._policies, self._max_tokens = engine, policies, max_tokens
         self._inner = engine.backend
-        self._clock = None if isinstance(engine.backend, ResidentBackend) else Clock(engine.backend)
+        self._clock = None if isinstance(engine.backend, TimedBackend) else Clock(engine.backend)
         if self._clock is not None:
             engine.backend = self._clock
 

@@ -1,5 +1,5 @@
-// The steps of the decision header, one function each: a shared library by the system's compiler, or kernels by NVRTC.
-#include "decisions.hpp"
+// The steps of the decision headers, one function each: a shared library by the system's compiler, or kernels by NVRTC.
+#include "iteration.hpp"
 
 #ifdef __CUDACC__
 #define ENTRY extern "C" __global__

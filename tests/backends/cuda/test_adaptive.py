@@ -33,7 +33,8 @@ from bitmtp.backends.cuda.adaptive import bodies
 from bitmtp.backends.cuda.adaptive_layout import SHAPER, TUNING, chains, shaper_record, tuning_record
 from bitmtp.backends.cuda.compile import ARCHITECTURES, compile_kernels
 from bitmtp.backends.cuda.network import width_class
-from bitmtp.backends.cuda.resident_layout import LOOP, RING, RING_SIZE, SOURCES, RingReader, Status
+from bitmtp.backends.cuda.ring import RING, RING_SIZE, RingReader
+from bitmtp.backends.resident.layout import LOOP, SOURCES, Status
 from bitmtp.decoding import chooser, copies, plans
 from bitmtp.decoding.chooser import AdaptiveShaper
 from bitmtp.decoding.copies import Past

@@ -1,4 +1,4 @@
-"""The decision header against the Python decoder, step by step over random outputs; layouts; the kernels around it."""
+"""The decision headers against the Python decoder, step by step over random outputs; layouts; the kernels around it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from bitmtp.backends.base import Backend, Head, Output, Row
 from bitmtp.backends.cuda import layout
-from bitmtp.backends.cuda import resident_layout as resident
-from bitmtp.backends.cuda.compile import ARCHITECTURES, KERNELS, Constants, compile_kernels
-from bitmtp.backends.cuda.resident_layout import LOOP, RING, RING_SIZE, SOURCES, RingReader, Status
+from bitmtp.backends.cuda.compile import ARCHITECTURES, INCLUDES, Constants, compile_kernels
+from bitmtp.backends.cuda.ring import RING, RING_SIZE, RingReader
+from bitmtp.backends.resident import layout as resident
+from bitmtp.backends.resident.layout import LOOP, SOURCES, Status
 from bitmtp.decoding.costs import Calibration
 from bitmtp.decoding.decoder import Decoder, Finish, Token
 from bitmtp.decoding.policy import Policy, Verify
@@ -48,6 +49,7 @@ CONSTANTS = {
     "MAX_WIDTH": layout.MAX_WIDTH,
     "PIECE": layout.PIECE,
     "TOP": layout.TOP,
+    "decisions::MAX_ROWS": layout.MAX_WIDTH,
     "decisions::MAX_BLOCK": resident.MAX_BLOCK,
     "decisions::MAX_EOS": resident.MAX_EOS,
     "decisions::RING_SIZE": RING_SIZE,
@@ -72,7 +74,7 @@ def build_library(source: Path, folder: Path) -> ctypes.CDLL:
         "-Wextra",
         "-Werror",
         "-ffp-contract=off",
-        f"-I{KERNELS}",
+        *(f"-I{folder}" for folder in INCLUDES),
     ]
     subprocess.run([compiler, *flags, str(source), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
@@ -111,7 +113,7 @@ def check_fields(dtype: np.dtype[Any]) -> None:
 
 
 def test_structures_lie_as_the_compiler_lays_them(tmp_path: Path) -> None:
-    found, expected = measure(STRUCTURES, "decisions.hpp", tmp_path, CONSTANTS)
+    found, expected = measure(STRUCTURES, "iteration.hpp", tmp_path, CONSTANTS)
     assert found == expected
 
 

@@ -1,21 +1,23 @@
-"""The CPU backend: one call into C++ runs a whole pass on all threads, with the GIL released."""
+"""The CPU backend: one call into C++ runs a whole pass, or several iterations, on all threads with the GIL released."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
 
-from bitmtp.backends.base import MAX_WIDTH, Output, Row, prefill_by_steps
+from bitmtp.backends.base import MAX_WIDTH, Output, ResidentResult, ResidentText, Row, prefill_by_steps
+from bitmtp.backends.resident.layout import LOOP, MAX_EOS, SOURCES, fill, loop_record
 from bitmtp.backends.weights import rope_table
 from bitmtp.checkpoint import Checkpoint
 from bitmtp.errors import BackendError
 from bitmtp.sampling import GREEDY, Choice
 
 _PLAIN = -1  # index of a choice that needs no parameters: the largest logit
+_FRAME = 16.0  # milliseconds within which nobody sees tokens come one by one: a screen shows them together
 
 
 def _load_native() -> Any:
@@ -109,6 +111,28 @@ class CpuBackend:
             Output(token, probability, entropy, tuple(best), None if raw is None else raw[index]) if row.head else None
             for index, (row, (token, probability, entropy, best)) in enumerate(zip(rows, results, strict=True))
         ]
+
+    def can_reside(self, text: ResidentText) -> bool:
+        """Whether the resident loop takes this text; shapes that follow it are the host's."""
+        return text.adaptive is None and len(text.eos_ids) <= MAX_EOS
+
+    def decode_resident(
+        self, sequence: int, text: ResidentText, result: ResidentResult
+    ) -> Generator[list[tuple[int, str]], None, None]:
+        """Whole iterations in C++; see :class:`bitmtp.backends.base.ResidentBackend`. The first comes at once, those
+        after it as many at a time as a frame holds."""
+        loop, choice, milliseconds = loop_record(text, 0).tobytes(), _choice(text.choice), 0.0
+        try:
+            while iterations := self._model.iterate(sequence, loop, choice, milliseconds):
+                for tokens, sources, after, draft_ms, exact_ms in iterations:
+                    loop = after
+                    result.draft_ms += draft_ms
+                    result.exact_ms += exact_ms
+                    yield [(token, SOURCES[source]) for token, source in zip(tokens, sources, strict=True)]
+                milliseconds = _FRAME
+        finally:  # iterations that nobody took are forgotten
+            fill(result, np.frombuffer(loop, LOOP)[0])
+            self.truncate(sequence, result.materialized)
 
 
 def _row(row: Row, choices: list[tuple[Any, ...]]) -> tuple[Any, ...]:

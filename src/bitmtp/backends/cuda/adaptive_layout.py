@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from bitmtp.backends.base import ResidentTuning
 from bitmtp.backends.cuda.layout import MAX_WIDTH
-from bitmtp.backends.cuda.resident_layout import MAX_BLOCK
+from bitmtp.backends.resident.layout import MAX_BLOCK
 
 GRAM = 3
 NO_BODY = 13

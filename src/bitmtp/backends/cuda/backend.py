@@ -16,10 +16,10 @@ from bitmtp.backends.cuda.device import Gpu, Launch, Launches
 from bitmtp.backends.cuda.layout import OUTPUT, TOP
 from bitmtp.backends.cuda.network import WIDTHS, Network, PassShape, width_class
 from bitmtp.backends.cuda.resident import ResidentLoop, loop_shape
-from bitmtp.backends.cuda.resident_layout import MAX_EOS
 from bitmtp.backends.cuda.runtime import Runtime
 from bitmtp.backends.cuda.state import PassWriter, plain
 from bitmtp.backends.cuda.store import Range, Store
+from bitmtp.backends.resident.layout import MAX_EOS
 from bitmtp.backends.weights import DraftHead
 from bitmtp.checkpoint import Checkpoint
 from bitmtp.errors import BackendError

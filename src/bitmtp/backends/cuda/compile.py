@@ -16,6 +16,7 @@ from typing import Any
 from bitmtp.errors import BackendError
 
 KERNELS = Path(__file__).parent / "kernels"
+INCLUDES = KERNELS, Path(__file__).parents[1] / "resident"
 ARCHITECTURES = ("sm_80", "sm_86", "sm_87", "sm_90", "sm_100", "sm_120")
 
 Constants = Mapping[str, int | float | str]
@@ -76,7 +77,7 @@ def _compile(file: str, definitions: list[tuple[str, str]], architecture: str) -
         arch=architecture,
         std="c++17",
         define_macro=definitions or None,  # the option refuses an empty list
-        include_path=str(KERNELS),
+        include_path=[str(folder) for folder in INCLUDES],
         fma=False,  # fma is written out where it is wanted: instances of a template contract differently
         ptxas_options=["-v"],
         no_cache=True,  # NVRTC's own cache gives code without the assembler's report
@@ -127,8 +128,9 @@ def _core() -> Any:
 def _sources() -> bytes:
     """Every source, hashed: a header that changes invalidates what includes it."""
     digest = hashlib.sha256()
-    for path in sorted(KERNELS.glob("*.cu*")) + sorted(KERNELS.glob("*.hpp")):
-        digest.update(path.name.encode() + path.read_bytes())
+    for folder in INCLUDES:
+        for path in sorted(folder.glob("*.cu*")) + sorted(folder.glob("*.hpp")):
+            digest.update(path.name.encode() + path.read_bytes())
     return digest.digest()
 
 

@@ -2,9 +2,9 @@
 
     begin · WHILE(again) { draft pass · judge · IF(verify) { verify pass · accept } }
 
-The host reads finished tokens from a ring in pinned memory as they come. Decisions are ``kernels/decisions.hpp``'s, the
-twin of ``bitmtp.decoding.policy``. The adaptive policy has a graph of its own, in ``adaptive.py``; all around it is the
-same.
+The host reads finished tokens from a ring in pinned memory as they come. Decisions are those of
+``backends/resident/decisions.hpp``, the twin of ``bitmtp.decoding.policy``. The adaptive policy has a graph of its own,
+in ``adaptive.py``; all around it is the same.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from bitmtp.backends.cuda.atlas import Atlas, capacity_class
 from bitmtp.backends.cuda.device import Gpu, Kernel
 from bitmtp.backends.cuda.layout import MAX_WIDTH
 from bitmtp.backends.cuda.network import Network, PassShape, width_class
-from bitmtp.backends.cuda.resident_layout import LOOP, RING, SOURCES, VERIFY, RingReader, Status
+from bitmtp.backends.cuda.ring import RING, RingReader
 from bitmtp.backends.cuda.state import greedy
+from bitmtp.backends.resident.layout import LOOP, SOURCES, Status, fill, loop_record
 
 _POLL_SECONDS = 20e-6
+_GREEDY = -1  # as a choice's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +60,6 @@ def loop_shape(text: ResidentText, capacity: int, filtered: bool, once: bool) ->
     widest = max(pending, len(text.pending)) + text.block_size - 1
     verify = 0 if text.verify == "never" else width_class(text.block_size)
     return LoopShape(width_class(widest), verify, capacity, filtered, once)
-
-
-def loop_record(text: ResidentText) -> Any:
-    """The ``Loop`` structure at a text's beginning."""
-    loop = np.zeros((), LOOP)
-    policy = loop["policy"]
-    policy["bars"][: len(text.bars)] = text.bars
-    policy["verify"] = VERIFY.index(text.verify)
-    for name in ("verify_bound", "block_size", "min_prefix"):
-        policy[name] = getattr(text, name)
-    loop["limit"], loop["committed"] = text.limit, text.committed
-    loop["materialized"] = text.committed - len(text.pending)
-    loop["num_eos"] = len(text.eos_ids)
-    loop["eos"][: len(text.eos_ids)] = sorted(text.eos_ids)
-    loop["pending"][: len(text.pending)] = text.pending
-    loop["choice"] = -1 if greedy(text.choice) else 0
-    return loop
 
 
 class ResidentLoop:
@@ -136,7 +121,7 @@ class ResidentLoop:
         self.ring.memory["entries"] = 0
         if text.adaptive is not None:
             self._turn.load(text)
-        loop, status = loop_record(text), Status.NEEDS_MEMORY
+        loop, status = loop_record(text, _GREEDY if greedy(text.choice) else 0), Status.NEEDS_MEMORY
         while status in (Status.RUNNING, Status.NEEDS_MEMORY, Status.RING_FULL):
             capacity = capacity_class(int(loop["committed"]) + MAX_WIDTH)
             loop["capacity"] = min(reserve(capacity), capacity)
@@ -147,7 +132,7 @@ class ResidentLoop:
             finally:
                 loop = self._gpu.read(self._loop, LOOP, ())
                 status = Status(int(loop["status"]))
-                _fill(result, loop)
+                fill(result, loop)
 
     def _start(self, shape: AnyShape, result: ResidentResult) -> Any:
         """Launch a graph; the event behind it."""
@@ -195,10 +180,3 @@ class ResidentLoop:
             if not event.is_done:  # the reader went away: end the iteration that runs
                 self.ring.interrupt()
                 self._gpu.stream.sync()
-
-
-def _fill(result: ResidentResult, loop: Any) -> None:
-    result.stopped = int(loop["status"]) == Status.STOP
-    for name in ("materialized", "passes", "iterations", "num_spec_steps", "proposed", "accepted", "copied"):
-        setattr(result, name, int(loop[name]))
-    result.lengths = {length: int(count) for length, count in enumerate(loop["lengths"]) if count}

@@ -7,10 +7,12 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <optional>
+#include <stdexcept>
 #include <tuple>
 
-#include "model.hpp"
+#include "loop.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -30,6 +32,7 @@ using RowTuple = std::tuple<int, int, int, std::uint64_t, int, std::optional<std
 using ChoiceTuple = std::tuple<float, int, float, float, float, float, float, std::uint64_t, int, Ids, Ids,
                                std::vector<std::pair<std::int32_t, float>>, std::optional<Bits>>;
 using OutputTuple = std::tuple<std::int32_t, float, float, std::vector<bitmtp::Alternative>>;
+using IterationTuple = std::tuple<std::vector<int>, std::vector<int>, nb::bytes, double, double>;
 
 bitmtp::Shape read_shape(nb::handle config) {
     const auto number = [&](const char* name) { return nb::cast<int>(config.attr(name)); };
@@ -99,6 +102,36 @@ std::vector<OutputTuple> step(Model& model, const std::vector<RowTuple>& tuples,
     return results;
 }
 
+decisions::Loop read_loop(const nb::bytes& record) {
+    decisions::Loop loop;
+    if (record.size() != sizeof loop) throw std::invalid_argument("a loop's record has another size");
+    std::memcpy(&loop, record.c_str(), sizeof loop);
+    return loop;
+}
+
+IterationTuple write_iteration(const bitmtp::Iteration& iteration) {
+    const auto& [kept, loop, draft_ms, exact_ms] = iteration;
+    return {{kept.tokens, kept.tokens + kept.count},
+            {kept.sources, kept.sources + kept.count},
+            nb::bytes(&loop, sizeof loop),
+            draft_ms,
+            exact_ms};
+}
+
+std::vector<IterationTuple> iterate(Model& model, int sequence, const nb::bytes& record, const ChoiceTuple& choice,
+                                    double milliseconds) {
+    const decisions::Loop loop = read_loop(record);
+    const bitmtp::Request request{{read_choice(choice)}, 0};
+    std::vector<bitmtp::Iteration> iterations;
+    {
+        const nb::gil_scoped_release release;
+        iterations = bitmtp::iterate(model, sequence, loop, request, milliseconds);
+    }
+    std::vector<IterationTuple> results;
+    for (const bitmtp::Iteration& iteration : iterations) results.push_back(write_iteration(iteration));
+    return results;
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
@@ -116,5 +149,6 @@ NB_MODULE(_native, module) {
         .def("truncate", &Model::truncate, "sequence"_a, "length"_a)
         .def("fork", &Model::fork, "sequence"_a, "length"_a)
         .def("materialize", &Model::materialize, "sequence"_a, "indices"_a)
-        .def("step", step, "rows"_a, "choices"_a, "top"_a, "logits"_a.none());
+        .def("step", step, "rows"_a, "choices"_a, "top"_a, "logits"_a.none())
+        .def("iterate", iterate, "sequence"_a, "loop"_a, "choice"_a, "milliseconds"_a);
 }

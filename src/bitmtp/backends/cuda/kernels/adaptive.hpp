@@ -9,7 +9,7 @@
 #include <math.h>
 #endif
 
-#include "decisions.hpp"
+#include "iteration.hpp"
 
 // The kernel's instructions come from far away whenever the passes between have pushed them out of the caches near by: it is
 // kept small, and what several places use is there once.
@@ -369,7 +369,7 @@ struct Next {
 TWIN Row row_of(const Loop& loop, int running, int i) {
     int known = running == VERIFY ? 0 : 1;
     int token = i < known ? loop.pending[0] : running == DRAFT ? -i : loop.proposals[i - known];
-    return decisions::causal_row(loop, i, token, HEAD_EXACT);
+    return decisions::row_of(loop, i, decisions::causal_row(loop, i, token));
 }
 
 TWIN void plan(const Loop& loop, Shaper& shaper, Pass& pass, Next next) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common.cuh"
-#include "decisions.hpp"
+#include "iteration.hpp"
 
 extern "C" __device__ __cudart_builtin__ void CUDARTAPI cudaGraphSetConditional(cudaGraphConditionalHandle, unsigned int);
 

@@ -1,11 +1,9 @@
-// What an iteration of the resident loop decides: the twin of decoding/policy.py, state.py and decoder.py, as one header
-// that compiles as C++ (tested against the Python without a GPU) and as CUDA.
+// What an iteration of a resident loop decides: the twin of decoding/policy.py, state.py and decoder.py, as one header that
+// compiles as C++, where the CPU backend runs it (and tests, beside the Python, without a GPU), and as CUDA.
 //
 // Under CUDA one warp runs every function, all lanes together, on a Loop and a Kept in shared memory; `prefix`, `each` and
 // `once` are the only places that know of lanes. Between them, all lanes compute the same.
 #pragma once
-
-#include "pass.cuh"
 
 #ifdef __CUDACC__
 #define TWIN __device__ inline
@@ -15,14 +13,15 @@
 
 namespace decisions {
 
+constexpr int MAX_ROWS = 64;   // of a pass
 constexpr int MAX_BLOCK = 32;  // the checkpoint format's largest block
 constexpr int MAX_EOS = 16;
-constexpr unsigned RING_SIZE = 4096;  // a power of two: positions wrap with their counter
 
 enum Verify : int { VERIFY_ALWAYS = 0, VERIFY_IF_SHORT = 1, VERIFY_NEVER = 2 };
 enum Source : int { SOURCE_EXACT = 0, SOURCE_ACCEPTED = 1, SOURCE_CONFIDENT = 2 };
 
-// The loop goes on while RUNNING. STOP and LENGTH end the text; the others are pauses, after which it may be begun again.
+// The loop goes on while RUNNING. STOP and LENGTH end the text; the others are pauses of a loop on a device, after which it may
+// be begun again.
 enum Status : int { RUNNING = 0, STOP = 1, LENGTH = 2, INTERRUPTED = 3, NEEDS_MEMORY = 4, RING_FULL = 5 };
 
 struct Policy {
@@ -34,20 +33,20 @@ struct Policy {
     int reserved[3];
 };
 
-// One text. Mirrored, like all structures here, in resident_layout.py.
+// One text. Mirrored, like all structures here, in layout.py.
 struct alignas(16) Loop {
     Policy policy;
     int limit;     // length of prompt and text at which it ends
-    int capacity;  // positions that K/V memory is mapped for and the captured passes reach
-    int choice;    // of every row: index into Pass::choices, or -1: greedy
+    int capacity;  // on a device: positions that K/V memory is mapped for and the captured passes reach
+    int choice;    // of every row: index into the pass's choices, or -1: greedy
     int num_eos;
     int eos[MAX_EOS];
     int committed;
     int materialized;
     int status;     // Status
-    unsigned sent;  // tokens ever written to the ring
+    unsigned sent;  // on a device: tokens ever written to the ring
     int pending[MAX_BLOCK];
-    int proposals[MAX_WIDTH];
+    int proposals[MAX_ROWS];
     int num_proposals;  // set aside to verify; 0 at an iteration's boundary
     int passes;
     int iterations;
@@ -55,21 +54,7 @@ struct alignas(16) Loop {
     int proposed;
     int accepted;
     int copied;
-    int lengths[MAX_WIDTH + 1];  // iterations that committed 0, 1, … tokens
-};
-
-// Pinned host memory. An entry carries its own number, and 8 bytes arrive as one: no fence and no second counter.
-struct alignas(64) Ring {
-    unsigned received;  // the host's: tokens it has taken
-    int stop;           // the host's: not 0 to interrupt
-    int reserved[14];   // what the GPU writes lies on other cache lines
-    unsigned long long entries[RING_SIZE];
-};
-
-// The host's half of the ring, read as one.
-struct Control {
-    unsigned received;
-    int stop;
+    int lengths[MAX_ROWS + 1];  // iterations that committed 0, 1, … tokens
 };
 
 // Of an Output, what decides.
@@ -82,8 +67,8 @@ struct Chosen {
 // What an iteration committed: at most a token for each row of a pass, a copy's, say.
 struct Kept {
     int count;
-    int tokens[MAX_WIDTH];
-    int sources[MAX_WIDTH];  // Source
+    int tokens[MAX_ROWS];
+    int sources[MAX_ROWS];  // Source
 };
 
 // After a draft pass: commit this many proposals as they are, or verify this many. One of the two is 0.
@@ -174,39 +159,27 @@ TWIN int num_pending(const Loop& loop) { return loop.committed - loop.materializ
 // Proposals of the draft pass that stands at this boundary.
 TWIN int block(const Loop& loop) { return least(loop.policy.block_size, room(loop)); }
 
-TWIN Row causal_row(const Loop& loop, int i, int token, int head) {
-    return {~0ull >> (63 - i), token, loop.materialized + i, 0, i, head, loop.choice, 0, 0};
+// What the loop says of a row; its choice is `Loop::choice`.
+struct Planned {
+    unsigned long long visible;
+    int token;
+    int position;
+    bool heard;  // by the exact head; else no head
+};
+
+TWIN Planned causal_row(const Loop& loop, int i, int token, bool heard = true) {
+    return {~0ull >> (63 - i), token, loop.materialized + i, heard};
 }
+
+TWIN int draft_width(const Loop& loop) { return num_pending(loop) + block(loop) - 1; }
 
 // Pending rows, the last one the anchor, then masks.
-TWIN Row draft_row(const Loop& loop, int i) {
+TWIN Planned draft_row(const Loop& loop, int i) {
     int anchor = num_pending(loop) - 1;
-    if (i > anchor) return causal_row(loop, i, anchor - i, HEAD_EXACT);
-    return causal_row(loop, i, loop.pending[i], i == anchor ? HEAD_EXACT : HEAD_NONE);
+    return i > anchor ? causal_row(loop, i, anchor - i) : causal_row(loop, i, loop.pending[i], i == anchor);
 }
 
-// The pass's store, choices and top are the host's; materializing is free, because only the length changes.
-TWIN void set_shape(const Loop& loop, Pass& pass, int width) {
-    once([&] {
-        pass.width = width;
-        pass.num_sequences = 1;
-        pass.sequences[0].length = loop.materialized;
-        pass.sequences[0].first = 0;
-        pass.sequences[0].rows = width;
-        pass.sequences[0].linear = 1;
-    });
-}
-
-TWIN void plan_draft(const Loop& loop, Pass& pass) {
-    int width = num_pending(loop) + block(loop) - 1;
-    set_shape(loop, pass, width);
-    each(width, [&](int i) { pass.rows[i] = draft_row(loop, i); });
-}
-
-TWIN void plan_verify(const Loop& loop, Pass& pass) {
-    set_shape(loop, pass, loop.num_proposals);
-    each(loop.num_proposals, [&](int i) { pass.rows[i] = causal_row(loop, i, loop.proposals[i], HEAD_EXACT); });
-}
+TWIN Planned verify_row(const Loop& loop, int i) { return causal_row(loop, i, loop.proposals[i]); }
 
 // decoder.py
 
@@ -280,57 +253,7 @@ TWIN int accept(Loop& loop, const Chosen* outputs, Kept& kept, int known) {
     return length;
 }
 
-// The loop around them
-
-// Token in bits 0-31, source in 32-33, and above them its number plus 1 (an empty ring is zero, one lap ago is another).
-TWIN unsigned long long entry(int token, int source, unsigned number) {
-    return (unsigned long long)(number + 1) << 34 | (unsigned long long)source << 32 | (unsigned)token;
-}
-
-TWIN void send(Loop& loop, const Kept& kept, Ring& ring) {
-    unsigned first = loop.sent;
-    each(kept.count, [&](int i) {
-        volatile unsigned long long* place = &ring.entries[(first + i) % RING_SIZE];
-        *place = entry(kept.tokens[i], kept.sources[i], first + i);
-    });
-    once([&] { loop.sent = first + kept.count; });
-}
-
-// Why the next iteration must not begin now; RUNNING if it may. No row of it stands further than `reach` behind the text,
-// and it commits at most one token more.
-TWIN int status_of(const Loop& loop, Control control, int reach) {
-    if (loop.status == STOP) return STOP;
-    if (room(loop) <= 0) return LENGTH;
-    if (control.stop) return INTERRUPTED;
-    if (loop.committed + reach > loop.capacity) return NEEDS_MEMORY;
-    unsigned waiting = loop.sent - control.received;
-    return waiting + reach + 1 > RING_SIZE ? RING_FULL : RUNNING;
-}
-
-// At an iteration's boundary: plan the next draft, if there is to be one.
-TWIN void advance(Loop& loop, Pass& pass, Control control) {
-    // The verifier may run as many rows behind the whole text as there are proposals.
-    int status = status_of(loop, control, block(loop));
-    once([&] { loop.status = status; });
-    if (status == RUNNING) plan_draft(loop, pass);
-}
-
-// After a draft pass. True: the pass to run next is a verify pass.
-TWIN bool after_draft(Loop& loop, Pass& pass, const Chosen* outputs, Kept& kept, Ring& ring, Control control) {
-    judge(loop, outputs, kept);
-    if (loop.num_proposals) {
-        plan_verify(loop, pass);
-        return true;
-    }
-    send(loop, kept, ring);
-    advance(loop, pass, control);
-    return false;
-}
-
-TWIN void after_verify(Loop& loop, Pass& pass, const Chosen* outputs, Kept& kept, Ring& ring, Control control) {
-    accept(loop, outputs, kept, 1);
-    send(loop, kept, ring);
-    advance(loop, pass, control);
-}
+// STOP or LENGTH if the text has ended, else RUNNING.
+TWIN int ended(const Loop& loop) { return loop.status == STOP ? STOP : room(loop) <= 0 ? LENGTH : RUNNING; }
 
 }  // namespace decisions
