@@ -11,11 +11,11 @@
 
 namespace bitmtp::BITMTP_ISA {
 
-constexpr int kHeads = 6;
+constexpr int kHeads = kNative == 16 ? kMostQueries : 6;
 
 // Vectors side by side for G heads: as many as the registers hold.
 template <int G>
-constexpr int kVectors = kNative == 16 ? 4 : G <= 2 ? 2 : 1;
+constexpr int kVectors = kNative == 16 ? (G <= 6 ? 4 : G <= 8 ? 3 : 2) : G <= 2 ? 2 : 1;
 
 struct alignas(64) Scores {
     float at[kPiecePositions];
@@ -49,95 +49,162 @@ void store_value(std::uint8_t* piece, const HeadLayout& layout, int slot, const 
     else store_row(reinterpret_cast<float*>(piece), layout, slot, v);
 }
 
-// Copy the run's lanes of one block's scores to their positions.
-inline void place_scores(const float* lanes, int block, const Run& run, float* scores) {
-    const int first = block * kBlockKeys - run.slot;  // of lane 0, counted from the run's start
-    const int begin = first < 0 ? -first : 0;
-    const int end = run.count - first < kBlockKeys ? run.count - first : kBlockKeys;
-    if (begin == 0 && end == kBlockKeys) return store(scores + run.place + first, load(lanes));
-    for (int i = begin; i < end; ++i) scores[run.place + first + i] = lanes[i];
+// What all of a task's queries see is one list of spans; slots that follow each other are scored together.
+struct Strip {
+    const Span* spans;
+    int count;
+};
+
+BITMTP_INLINE bool follows(const Run& run, const Run& next) {
+    return next.piece == run.piece && next.slot == run.slot + run.count;
+}
+
+inline Strip strip_of(const Span* spans, int count) {
+    int end = 1;
+    while (end < count && follows(spans[end - 1].run, spans[end].run)) ++end;
+    return {spans, end};
+}
+
+// The run that holds all of these blocks' slots, if all rows see it.
+inline const Run* whole_run(const Strip& strip, int block, int blocks) {
+    const Span& span = strip.spans[0];
+    const int first = block * kBlockKeys - span.run.slot, last = first + blocks * kBlockKeys;
+    return first >= 0 && last <= span.run.count && span.seen == kAllRows ? &span.run : nullptr;
+}
+
+// Copy the lanes of one block's scores that the query sees to their positions.
+inline void place_scores(const float* lanes, int block, const Strip& strip, int row, float* scores) {
+    for (int i = 0; i < strip.count; ++i) {
+        const Run& run = strip.spans[i].run;
+        const int first = block * kBlockKeys - run.slot;  // of lane 0, counted from the run's start
+        const int begin = first < 0 ? -first : 0;
+        const int end = run.count - first < kBlockKeys ? run.count - first : kBlockKeys;
+        if (begin >= end || !(strip.spans[i].seen >> row & 1)) continue;
+        for (int lane = begin; lane < end; ++lane) scores[run.place + first + lane] = lanes[lane];
+    }
+}
+
+// The vectors of G queries side by side in chunks, so that one address reaches them all.
+template <int G>
+void pack_queries(const Query* q, int head_dim, float* out) {
+    for (int first = 0; first < head_dim; first += kQueryChunk) {
+        for (int g = 0; g < G; ++g, out += kQueryChunk) {
+            for (int d = first; d < first + kQueryChunk && d < head_dim; d += kLanes) {
+                store(out + d - first, load_padded(q[g].vector, d, head_dim));
+            }
+        }
+    }
 }
 
 template <class T, int G, int B>
-BITMTP_INLINE void score_blocks(const T* keys, int head_dim, const Query* q, int block, const Run& run,
-                                Scores* scores) {
+BITMTP_INLINE void score_blocks(const T* keys, int head_dim, const float* q, int block, const Strip& strip,
+                                const Query* queries, Scores* scores) {
     f32x16 sums[G * B];
 #pragma GCC unroll 32
     for (f32x16& sum : sums) sum = splat(0.0f);
     const T* at = keys + std::ptrdiff_t(block) * head_dim * kBlockKeys;
-    for (int d = 0; d < head_dim; ++d) {
-        f32x16 k[B];
+    for (int first = 0; first < head_dim; first += kQueryChunk, q += G * kQueryChunk) {
+        const int n = head_dim - first < kQueryChunk ? head_dim - first : kQueryChunk;
+        for (int d = 0; d < n; ++d, at += kBlockKeys) {
+            f32x16 k[B];
 #pragma GCC unroll 8
-        for (int b = 0; b < B; ++b) {
-            const T* from = at + (std::ptrdiff_t(b) * head_dim + d) * kBlockKeys;
-            k[b] = load(from);
-            __builtin_prefetch(from + kPiecePositions * head_dim);  // these keys' values are as far behind them
+            for (int b = 0; b < B; ++b) {
+                const T* from = at + std::ptrdiff_t(b) * head_dim * kBlockKeys;
+                k[b] = load(from);
+                __builtin_prefetch(from + kPiecePositions * head_dim);  // these keys' values are as far behind them
+            }
+#pragma GCC unroll 16
+            for (int g = 0; g < G; ++g) {
+                const f32x16 factor = splat(q[g * kQueryChunk + d]);
+#pragma GCC unroll 8
+                for (int b = 0; b < B; ++b) sums[g * B + b] = fma(factor, k[b], sums[g * B + b]);
+            }
         }
-#pragma GCC unroll 8
-        for (int g = 0; g < G; ++g) {
-            const f32x16 factor = splat(q[g].vector[d]);
-#pragma GCC unroll 8
-            for (int b = 0; b < B; ++b) sums[g * B + b] = fma(factor, k[b], sums[g * B + b]);
-        }
+    }
+    if (const Run* run = whole_run(strip, block, B)) {
+        const int place = run->place + block * kBlockKeys - run->slot;
+#pragma GCC unroll 32
+        for (int i = 0; i < G * B; ++i) store(scores[i / B].at + place + i % B * kBlockKeys, sums[i]);
+        return;
     }
     alignas(64) float lanes[G * B][kLanes];
 #pragma GCC unroll 32
     for (int i = 0; i < G * B; ++i) store(lanes[i], sums[i]);
-    for (int i = 0; i < G * B; ++i) place_scores(lanes[i], block + i % B, run, scores[i / B].at);
+    for (int i = 0; i < G * B; ++i) place_scores(lanes[i], block + i % B, strip, queries[i / B].row, scores[i / B].at);
 }
 
 template <class T, int G>
-void score_run(const HeadLayout& layout, const Run& run, const Query* q, Scores* scores) {
+void score_strip(const HeadLayout& layout, const Strip& strip, const float* q, const Query* queries, Scores* scores) {
     constexpr int B = kVectors<G>;
-    const T* keys = reinterpret_cast<const T*>(run.piece + layout.keys);
-    const int end = (run.slot + run.count - 1) / kBlockKeys + 1;
-    int block = run.slot / kBlockKeys;
-    for (; block + B <= end; block += B) score_blocks<T, G, B>(keys, layout.head_dim, q, block, run, scores);
-    for (; block < end; ++block) score_blocks<T, G, 1>(keys, layout.head_dim, q, block, run, scores);
+    const Run &first = strip.spans[0].run, &last = strip.spans[strip.count - 1].run;
+    const T* keys = reinterpret_cast<const T*>(first.piece + layout.keys);
+    const int end = (last.slot + last.count - 1) / kBlockKeys + 1;
+    int block = first.slot / kBlockKeys;
+    for (; block + B <= end; block += B) score_blocks<T, G, B>(keys, layout.head_dim, q, block, strip, queries, scores);
+    for (; block < end; ++block) score_blocks<T, G, 1>(keys, layout.head_dim, q, block, strip, queries, scores);
 }
 
-// The vectors of positions [begin, end) that hold whatever is visible; all others would add zeros.
-struct Range {
-    int begin, end;
-};
-
-BITMTP_INLINE Range visible_range(const Run* runs, int count) {
-    const Run& last = runs[count - 1];
-    return {runs[0].place / kLanes * kLanes, round_up(last.place + last.count, kLanes)};
+// Scores to weights e, in place; fills in the maximum and the sum. N queries with one range go side by side, which
+// hides the latency of the chains.
+template <int N>
+BITMTP_INLINE void soften(Scores* scores, const Query* q) {
+    const int begin = q[0].begin, end = q[0].end;
+    f32x16 largest[N], m[N], sums[N];
+#pragma GCC unroll 4
+    for (int g = 0; g < N; ++g) largest[g] = load(scores[g].at + begin);
+    for (int i = begin + kLanes; i < end; i += kLanes) {
+#pragma GCC unroll 4
+        for (int g = 0; g < N; ++g) largest[g] = max(largest[g], load(scores[g].at + i));
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < N; ++g) {
+        q[g].out->m = fold_max(largest[g]);
+        m[g] = splat(q[g].out->m);
+        sums[g] = splat(0.0f);  // adding the first weights to it changes nothing: none of them is -0
+    }
+    for (int i = begin; i < end; i += kLanes) {
+#pragma GCC unroll 4
+        for (int g = 0; g < N; ++g) {
+            const f32x16 e = exp(load(scores[g].at + i) - m[g]);
+            store(scores[g].at + i, e);
+            sums[g] = sums[g] + e;
+        }
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < N; ++g) q[g].out->l = fold(sums[g]);
 }
 
-// Scores to weights e, in place; fills in the maximum and the sum.
-BITMTP_INLINE void soften(Scores& scores, Range range, Partial& out) {
-    f32x16 largest = load(scores.at + range.begin);
-    for (int i = range.begin + kLanes; i < range.end; i += kLanes) largest = max(largest, load(scores.at + i));
-    out.m = fold_max(largest);
-    const f32x16 m = splat(out.m);
-    out.l = lane_sum(range.end - range.begin, [&](int i) {
-        const f32x16 e = exp(load(scores.at + range.begin + i) - m);
-        store(scores.at + range.begin + i, e);
-        return e;
-    });
-}
+BITMTP_INLINE bool same_range(const Query& a, const Query& b) { return a.begin == b.begin && a.end == b.end; }
 
 template <class T, int G, int V>
-BITMTP_INLINE void weigh(const HeadLayout& layout, const Run* runs, int count, int d, const Scores* e, const Query* q) {
+BITMTP_INLINE void weigh(const HeadLayout& layout, const Span* spans, int count, int d, const Scores* e,
+                         const Query* q) {
     f32x16 sums[G * V];
 #pragma GCC unroll 32
     for (f32x16& sum : sums) sum = splat(0.0f);
     for (int r = 0; r < count; ++r) {
-        const Run& run = runs[r];
+        const Run& run = spans[r].run;
         const T* values = reinterpret_cast<const T*>(run.piece + layout.values) + d;
         values += std::ptrdiff_t(run.slot) * layout.padded_dim;
-        for (int i = 0; i < run.count; ++i, values += layout.padded_dim) {
+        const auto add = [&](int i, auto&& sees) {
             f32x16 v[V];
 #pragma GCC unroll 8
             for (int j = 0; j < V; ++j) v[j] = load(values + j * kLanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int g = 0; g < G; ++g) {
+                if (!sees(g)) continue;
                 const f32x16 weight = splat(e[g].at[run.place + i]);
 #pragma GCC unroll 8
                 for (int j = 0; j < V; ++j) sums[g * V + j] = fma(weight, v[j], sums[g * V + j]);
             }
+            values += layout.padded_dim;
+        };
+        bool all = true;
+        for (int g = 0; g < G; ++g) all = all && spans[r].seen >> q[g].row & 1;
+        if (all) {
+            for (int i = 0; i < run.count; ++i) add(i, [](int) { return true; });
+        } else {
+            for (int i = 0; i < run.count; ++i) add(i, [&](int g) { return spans[r].seen >> q[g].row & 1; });
         }
     }
 #pragma GCC unroll 32
@@ -145,39 +212,49 @@ BITMTP_INLINE void weigh(const HeadLayout& layout, const Run* runs, int count, i
 }
 
 template <class T, int G>
-void attend_heads(const HeadLayout& layout, const Run* runs, int count, const Query* q) {
+void attend_heads(const HeadLayout& layout, const Span* spans, int count, const Query* q, float* scratch) {
     constexpr int V = kVectors<G>;
     Scores scores[G];
-    const Range range = visible_range(runs, count);
-    for (auto& head : scores)
-        for (int i = range.begin; i < range.end; i += kLanes) store(head.at + i, splat(-__builtin_inff()));
-    for (int r = 0; r < count; ++r) score_run<T, G>(layout, runs[r], q, scores);
-    for (int g = 0; g < G; ++g) soften(scores[g], range, *q[g].out);
+    for (int g = 0; g < G; ++g) {
+        for (int i = q[g].begin; i < q[g].end; i += kLanes) store(scores[g].at + i, splat(-__builtin_inff()));
+    }
+    pack_queries<G>(q, layout.head_dim, scratch);
+    for (int at = 0; at < count;) {
+        const Strip strip = strip_of(spans + at, count - at);
+        score_strip<T, G>(layout, strip, scratch, q, scores);
+        at += strip.count;
+    }
+    for (int g = 0; g < G;) {
+        const int size = g + 1 < G && same_range(q[g], q[g + 1]) ? 2 : 1;
+        size == 2 ? soften<2>(scores + g, q + g) : soften<1>(scores + g, q + g);
+        g += size;
+    }
     int d = 0;
-    for (; d + V * kLanes <= layout.padded_dim; d += V * kLanes) weigh<T, G, V>(layout, runs, count, d, scores, q);
-    for (; d < layout.padded_dim; d += kLanes) weigh<T, G, 1>(layout, runs, count, d, scores, q);
+    for (; d + V * kLanes <= layout.padded_dim; d += V * kLanes) weigh<T, G, V>(layout, spans, count, d, scores, q);
+    for (; d < layout.padded_dim; d += kLanes) weigh<T, G, 1>(layout, spans, count, d, scores, q);
+}
+
+template <class T, int G = kHeads>
+void attend_group(const HeadLayout& layout, const Span* spans, int count, const Query* q, int size, float* scratch) {
+    if constexpr (G > 1) {
+        if (size < G) return attend_group<T, G - 1>(layout, spans, count, q, size, scratch);
+    }
+    attend_heads<T, G>(layout, spans, count, q, scratch);
 }
 
 template <class T>
-void attend_all(const HeadLayout& layout, const Run* runs, int count, const Query* q, int heads) {
+void attend_all(const HeadLayout& layout, const Span* spans, int count, const Query* q, int heads, float* scratch) {
     for (int parts = (heads + kHeads - 1) / kHeads; parts > 0; --parts) {
         const int size = (heads + parts - 1) / parts;
-        switch (size) {
-            case 1: attend_heads<T, 1>(layout, runs, count, q); break;
-            case 2: attend_heads<T, 2>(layout, runs, count, q); break;
-            case 3: attend_heads<T, 3>(layout, runs, count, q); break;
-            case 4: attend_heads<T, 4>(layout, runs, count, q); break;
-            case 5: attend_heads<T, 5>(layout, runs, count, q); break;
-            default: attend_heads<T, kHeads>(layout, runs, count, q);
-        }
+        attend_group<T>(layout, spans, count, q, size, scratch);
         q += size;
         heads -= size;
     }
 }
 
-void attend(const HeadLayout& layout, const Run* runs, int count, const Query* q, int heads) {
-    if (layout.half) attend_all<std::uint16_t>(layout, runs, count, q, heads);
-    else attend_all<float>(layout, runs, count, q, heads);
+void attend(const HeadLayout& layout, const Span* spans, int count, const Query* q, int heads, float* scratch) {
+    if (layout.half) attend_all<std::uint16_t>(layout, spans, count, q, heads, scratch);
+    else attend_all<float>(layout, spans, count, q, heads, scratch);
 }
 
 void merge(Partial& into, const Partial& next, int padded_dim) {

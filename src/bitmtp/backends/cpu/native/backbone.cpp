@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <unordered_map>
 #include <utility>
 
@@ -27,16 +28,40 @@ int place_of(const PlacedRow& placed, int piece) {
     return at != placed.pieces.end() && at->piece == piece ? int(at - placed.pieces.begin()) : -1;
 }
 
-struct RunList {
-    const Run* runs;
-    int count;
+// A run that one row sees.
+struct SeenRun {
+    Run run;
+    std::uint32_t row;  // its bit
 };
 
-// What a row sees of a piece.
-RunList runs_of(const PlacedRow& placed, int piece) {
-    const int place = place_of(placed, piece);
-    if (place < 0) return {nullptr, 0};
-    return {placed.runs.data() + placed.pieces[place].first, placed.pieces[place].count};
+bool before(const Run& a, const Run& b) {
+    return std::less<>()(a.piece, b.piece) || (a.piece == b.piece && a.slot < b.slot);
+}
+
+// The runs cut where what some row sees begins or ends; appended to `spans`, ascending by position.
+void cut_runs(const std::vector<SeenRun>& runs, std::uint32_t all, std::vector<Span>& spans) {
+    std::vector<Run> edges;
+    for (const auto& [run, row] : runs) {
+        edges.push_back({run.piece, run.place, run.slot, 0});
+        edges.push_back({run.piece, run.place + run.count, run.slot + run.count, 0});
+    }
+    std::sort(edges.begin(), edges.end(), before);
+    edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
+    const auto first = std::ptrdiff_t(spans.size());
+    for (std::size_t i = 0; i + 1 < edges.size(); ++i) {
+        Run cut = edges[i];
+        cut.count = edges[i + 1].slot - cut.slot;
+        std::uint32_t seen = 0;
+        for (const auto& [run, row] : runs) {
+            if (run.piece == cut.piece && run.slot <= cut.slot && cut.slot < run.slot + run.count) {
+                cut.place = run.place + cut.slot - run.slot;
+                seen |= row;
+            }
+        }
+        if (seen) spans.push_back({cut, seen == all ? kAllRows : seen});
+    }
+    std::stable_sort(spans.begin() + first, spans.end(),
+                     [](const Span& a, const Span& b) { return a.run.place < b.run.place; });
 }
 
 int widest_input(const Shape& shape) { return std::max({shape.hidden, shape.attention(), shape.inner}); }
@@ -80,7 +105,8 @@ Backbone::Backbone(Context& context)
       gate_up_(kMaxWidth * context.weights.layers[0].gate_up.tiles * tile_rows),
       inner_(gate_up_.size() / 2),
       product_(kMaxWidth * context.weights.layers[0].o.out),
-      queries_(context.pool.threads()) {}
+      queries_(context.pool.threads()),
+      packed_queries_(context.pool.threads() * kMostQueries * round_up(shape_.head_dim, kQueryChunk)) {}
 
 void Backbone::run(const std::vector<PlacedRow>& pass) {
     pass_.clear();
@@ -169,30 +195,58 @@ void Backbone::plan_attention() {
     if (split) size = std::clamp(width_ * kv_heads * most / wanted, 1, kMostBlockRows);
     splits_ = split ? most : 1;
 
-    order_.clear();
-    pieces_.clear();
+    sights_.clear();
+    seers_.clear();
+    spans_.clear();
     tasks_.clear();
     for (const auto& [sequence, rows] : by_sequence) {
-        const int count = int(rows.size()), first = int(order_.size()), parts = (count + size - 1) / size;
-        order_.insert(order_.end(), rows.begin(), rows.end());
+        const int count = int(rows.size()), parts = (count + size - 1) / size;
         for (int i = 0; i < parts; ++i) {
-            add_attention_tasks(first + count * i / parts, first + count * (i + 1) / parts, split);
+            const int begin = int(sights_.size());
+            add_sights({rows.begin() + count * i / parts, rows.begin() + count * (i + 1) / parts});
+            add_attention_tasks(begin, int(sights_.size()), split);
         }
     }
     resize_partials((width_ * kv_heads * splits_ + threads * kMostBlockRows) * shape_.group());
 }
 
-void Backbone::add_attention_tasks(int first, int last, bool split) {
-    const int begin = int(pieces_.size());
-    for (int i = first; i < last; ++i) {
-        for (const PieceRuns& runs : pass_[order_[i]]->pieces) pieces_.push_back(runs.piece);
+// What a block of rows sees, piece by piece.
+void Backbone::add_sights(const std::vector<int>& rows) {
+    std::vector<int> pieces;
+    for (const int row : rows) {
+        for (const PieceRuns& runs : pass_[row]->pieces) pieces.push_back(runs.piece);
     }
-    std::sort(pieces_.begin() + begin, pieces_.end());
-    pieces_.erase(std::unique(pieces_.begin() + begin, pieces_.end()), pieces_.end());
-    const int end = int(pieces_.size());
+    std::sort(pieces.begin(), pieces.end());
+    pieces.erase(std::unique(pieces.begin(), pieces.end()), pieces.end());
+    for (const int piece : pieces) add_sight(rows, piece);
+}
+
+void Backbone::add_sight(const std::vector<int>& rows, int piece) {
+    Sight sight = {int(spans_.size()), 0, int(seers_.size()), 0};
+    std::vector<SeenRun> seen;
+    std::uint32_t all = 0;
+    for (const int row : rows) {
+        const PlacedRow& placed = *pass_[row];
+        const int place = place_of(placed, piece);
+        if (place < 0) continue;
+        const std::uint32_t bit = std::uint32_t(1) << sight.rows;
+        const Run* runs = placed.runs.data() + placed.pieces[place].first;
+        const Run& last = runs[placed.pieces[place].count - 1];
+        for (const Run* run = runs; run <= &last; ++run) seen.push_back({*run, bit});
+        seers_.push_back({row, place, runs->place / kBlockKeys * kBlockKeys,
+                          round_up(last.place + last.count, kBlockKeys)});
+        ++sight.rows;
+        all |= bit;
+    }
+    cut_runs(seen, all, spans_);
+    sight.spans = int(spans_.size()) - sight.span;
+    sights_.push_back(sight);
+}
+
+void Backbone::add_attention_tasks(int begin, int end, bool split) {
     for (int kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
-        if (!split) tasks_.push_back({first, last, kv_head, begin, end});
-        for (int at = begin; split && at < end; ++at) tasks_.push_back({first, last, kv_head, at, at + 1});
+        if (!split) tasks_.push_back({kv_head, begin, end});
+        for (int at = begin; split && at < end; ++at) tasks_.push_back({kv_head, at, at + 1});
     }
 }
 
@@ -209,49 +263,32 @@ Partial* Backbone::partials(int row, int kv_head, int split) {
 
 void Backbone::attend(int index) {
     context_.pool.parallel(int(tasks_.size()), 1, [&](int begin, int end, int thread) {
-        for (int i = begin; i < end; ++i) attend_task(context_.kv.head(index, tasks_[i].kv_head), tasks_[i], thread);
+        for (int i = begin; i < end; ++i) {
+            const AttentionTask& task = tasks_[i];
+            const HeadLayout layout = context_.kv.head(index, task.kv_head);
+            for (int at = task.sight; at < task.sight_end; ++at) attend_sight(layout, task.kv_head, sights_[at], thread);
+        }
     });
 }
 
-void Backbone::attend_task(const HeadLayout& layout, const AttentionTask& task, int thread) {
-    for (int place = task.piece; place < task.piece_end; ++place) {
-        for (int at = task.first; at < task.last;) {
-            const int end = end_of_equals(at, task.last, pieces_[place]);
-            attend_rows(layout, task.kv_head, pieces_[place], at, end, thread);
-            at = end;
-        }
-    }
-}
-
-// The end of the rows from order_[begin] on that see the same of a piece as that one.
-int Backbone::end_of_equals(int begin, int last, int piece) const {
-    const auto [runs, count] = runs_of(*pass_[order_[begin]], piece);
-    int end = begin + 1;
-    for (; end < last; ++end) {
-        const auto [others, others_count] = runs_of(*pass_[order_[end]], piece);
-        if (count != others_count || !std::equal(runs, runs + count, others)) break;
-    }
-    return end;
-}
-
-// Rows order_[begin … end), which see the same of the piece.
-void Backbone::attend_rows(const HeadLayout& layout, int kv_head, int piece, int begin, int end, int thread) {
-    const auto [runs, count] = runs_of(*pass_[order_[begin]], piece);
-    if (count == 0) return;
+void Backbone::attend_sight(const HeadLayout& layout, int kv_head, const Sight& sight, int thread) {
     const int group = shape_.group();
     Partial* spare = partials(width_, 0, 0) + thread * kMostBlockRows * group;
     Partial* into[kMostBlockRows] = {};  // the pieces before this one, unless they are merged later or there are none
     std::vector<Query>& queries = queries_[thread];
     queries.clear();
-    for (int i = 0; i < end - begin; ++i) {
-        const int row = order_[begin + i], place = place_of(*pass_[row], piece);
-        Partial* out = partials(row, kv_head, splits_ > 1 ? place : 0);
-        if (splits_ == 1 && place > 0) into[i] = std::exchange(out, spare + i * group);
-        const float* q = row_of(qkv_, row) + kv_head * group * shape_.head_dim;
-        for (int head = 0; head < group; ++head) queries.push_back({q + head * shape_.head_dim, out + head});
+    for (int i = 0; i < sight.rows; ++i) {
+        const Seer& seer = seers_[sight.seer + i];
+        Partial* out = partials(seer.row, kv_head, splits_ > 1 ? seer.place : 0);
+        if (splits_ == 1 && seer.place > 0) into[i] = std::exchange(out, spare + i * group);
+        const float* q = row_of(qkv_, seer.row) + kv_head * group * shape_.head_dim;
+        for (int head = 0; head < group; ++head) {
+            queries.push_back({q + head * shape_.head_dim, out + head, i, seer.begin, seer.end});
+        }
     }
-    kernels_.attend(layout, runs, count, queries.data(), int(queries.size()));
-    for (int i = 0; i < end - begin; ++i) {
+    float* packed = packed_queries_.data() + packed_queries_.size() / context_.pool.threads() * thread;
+    kernels_.attend(layout, &spans_[sight.span], sight.spans, queries.data(), int(queries.size()), packed);
+    for (int i = 0; i < sight.rows; ++i) {
         for (int head = 0; into[i] && head < group; ++head) {
             kernels_.merge(into[i][head], spare[i * group + head], layout.padded_dim);
         }

@@ -97,19 +97,31 @@ private:
     void project(const Layer& layer, int index);
     void finish(const Layer& layer, const HeadLayout& layout, int kv_head, int row);
 
-    /// Rows order_[first … last) of one sequence against pieces_[piece … piece_end) of one kv head.
+    /// A row that sees something of a piece.
+    struct Seer {
+        int row;
+        int place;       ///< of the piece among those that it sees
+        int begin, end;  ///< as in Query
+    };
+
+    /// What a block of up to eight rows of a sequence sees of a piece: spans, and the rows that see anything.
+    struct Sight {
+        int span, spans;
+        int seer, rows;
+    };
+
+    /// Sights [sight … sight_end) of one block of rows, for one kv head.
     struct AttentionTask {
-        int first, last;
         int kv_head;
-        int piece, piece_end;
+        int sight, sight_end;
     };
     void plan_attention();
-    void add_attention_tasks(int first, int last, bool split);
+    void add_sights(const std::vector<int>& rows);
+    void add_sight(const std::vector<int>& rows, int piece);
+    void add_attention_tasks(int begin, int end, bool split);
     void resize_partials(int count);
     void attend(int index);
-    void attend_task(const HeadLayout& layout, const AttentionTask& task, int thread);
-    int end_of_equals(int begin, int last, int piece) const;
-    void attend_rows(const HeadLayout& layout, int kv_head, int piece, int begin, int end, int thread);
+    void attend_sight(const HeadLayout& layout, int kv_head, const Sight& sight, int thread);
     void collect(int row);
     Partial* partials(int row, int kv_head, int split);
 
@@ -133,10 +145,12 @@ private:
     Floats gate_up_;
     Floats inner_;
     Floats product_;
-    std::vector<int> order_;  ///< rows, those of a sequence side by side
-    std::vector<int> pieces_;  ///< that some row of a task sees, ascending; not all of a long history if rows are windowed
+    std::vector<Sight> sights_;
+    std::vector<Seer> seers_;
+    std::vector<Span> spans_;
     std::vector<AttentionTask> tasks_;
     std::vector<std::vector<Query>> queries_;  ///< scratch of each thread
+    Floats packed_queries_;                    ///< scratch of each thread
     // [row][kv head][split][head of the group], and spare ones for a task of each thread
     int splits_ = 1;
     std::vector<Partial> partials_;

@@ -15,6 +15,8 @@ namespace bitmtp {
 
 constexpr int kBlockKeys = 16;       ///< keys side by side in the store's K layout
 constexpr int kPiecePositions = 256; ///< positions of one attention piece, and slots of one piece of the store
+constexpr int kMostQueries = 12;     ///< query heads that attend to a piece side by side
+constexpr int kQueryChunk = 64;      ///< entries of a query that lie together while it attends
 constexpr int kChunk = 64;           ///< entries to a maximum in `chunk_max`
 constexpr int kSumBlock = 4096;      ///< entries of one blocked sum over the vocabulary
 
@@ -28,6 +30,14 @@ struct Run {
     int count;
 
     bool operator==(const Run&) const = default;
+};
+
+constexpr std::uint32_t kAllRows = ~0u;
+
+/// A run and the rows of a task that see it, a bit each; `kAllRows` if all do.
+struct Span {
+    Run run;
+    std::uint32_t seen;
 };
 
 /// Where one layer's K and V of one kv head lie in a piece of the store, and their shape.
@@ -50,6 +60,8 @@ struct Partial {
 struct Query {
     const float* vector;  ///< [head_dim]
     Partial* out;
+    int row;         ///< its bit in `Span::seen`
+    int begin, end;  ///< the whole groups of 16 positions that hold all it sees of the piece
 };
 
 /// An entry (value, id) in the order of choosing: larger values first, then smaller ids. Entries behind it are cut.
@@ -89,8 +101,10 @@ struct Kernels {
     // Attention
     void (*store_key)(std::uint8_t* piece, const HeadLayout& layout, int slot, const float* k);
     void (*store_value)(std::uint8_t* piece, const HeadLayout& layout, int slot, const float* v);
-    /// One attention piece for query heads of one kv head that see the same; `runs` ascend by position.
-    void (*attend)(const HeadLayout& layout, const Run* runs, int count, const Query* queries, int heads);
+    /// One attention piece for query heads of one kv head; `spans` ascend by position. `scratch`: [kMostQueries][head_dim
+    /// rounded up to kQueryChunk].
+    void (*attend)(const HeadLayout& layout, const Span* spans, int count, const Query* queries, int heads,
+                   float* scratch);
     /// Fold the next piece into the ones before it.
     void (*merge)(Partial& into, const Partial& next, int padded_dim);
     void (*divide)(const Partial& whole, int head_dim, float* out);
