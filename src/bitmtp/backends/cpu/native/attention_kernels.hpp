@@ -96,22 +96,28 @@ void pack_queries(const Query* q, int head_dim, float* out) {
     }
 }
 
+// Keys are read in order, but two blocks at a time and from the start of many pages, which the hardware does not guess:
+// each batch of blocks fetches the next one (`ahead`), and its own values for later.
 template <class T, int G, int B>
-BITMTP_INLINE void score_blocks(const T* keys, int head_dim, const float* q, int block, const Strip& strip,
+BITMTP_INLINE void score_blocks(const T* keys, int head_dim, const float* q, int block, int ahead, const Strip& strip,
                                 const Query* queries, Scores* scores) {
+    constexpr int kLine = 64 / (sizeof(T) * kBlockKeys);  // a cache line, in vectors of keys
     f32x16 sums[G * B];
 #pragma GCC unroll 32
     for (f32x16& sum : sums) sum = splat(0.0f);
     const T* at = keys + std::ptrdiff_t(block) * head_dim * kBlockKeys;
+    const T* values = at + kPiecePositions * head_dim;
+    const T* next = keys + std::ptrdiff_t(ahead) * head_dim * kBlockKeys;
     for (int first = 0; first < head_dim; first += kQueryChunk, q += G * kQueryChunk) {
         const int n = head_dim - first < kQueryChunk ? head_dim - first : kQueryChunk;
-        for (int d = 0; d < n; ++d, at += kBlockKeys) {
+        for (int d = 0; d < n; ++d, at += kBlockKeys, next += B * kBlockKeys, values += B * kBlockKeys) {
             f32x16 k[B];
 #pragma GCC unroll 8
             for (int b = 0; b < B; ++b) {
-                const T* from = at + std::ptrdiff_t(b) * head_dim * kBlockKeys;
-                k[b] = load(from);
-                __builtin_prefetch(from + kPiecePositions * head_dim);  // these keys' values are as far behind them
+                k[b] = load(at + std::ptrdiff_t(b) * head_dim * kBlockKeys);
+                if (b % kLine) continue;
+                __builtin_prefetch(next + b * kBlockKeys);
+                __builtin_prefetch(values + b * kBlockKeys);
             }
 #pragma GCC unroll 16
             for (int g = 0; g < G; ++g) {
@@ -140,8 +146,13 @@ void score_strip(const HeadLayout& layout, const Strip& strip, const float* q, c
     const T* keys = reinterpret_cast<const T*>(first.piece + layout.keys);
     const int end = (last.slot + last.count - 1) / kBlockKeys + 1;
     int block = first.slot / kBlockKeys;
-    for (; block + B <= end; block += B) score_blocks<T, G, B>(keys, layout.head_dim, q, block, strip, queries, scores);
-    for (; block < end; ++block) score_blocks<T, G, 1>(keys, layout.head_dim, q, block, strip, queries, scores);
+    for (; block + B <= end; block += B) {
+        const int ahead = block + B < end ? block + B : block;
+        score_blocks<T, G, B>(keys, layout.head_dim, q, block, ahead, strip, queries, scores);
+    }
+    for (; block < end; ++block) {
+        score_blocks<T, G, 1>(keys, layout.head_dim, q, block, block, strip, queries, scores);
+    }
 }
 
 // Scores to weights e, in place; fills in the maximum and the sum. N queries with one range go side by side, which

@@ -11,6 +11,7 @@ namespace bitmtp {
 namespace {
 
 constexpr int kMostBlockRows = 8;
+constexpr int kFewHeads = 24;  // whose norms and rotations cost less than a region
 
 int most_groups(const Weights& weights) {
     int groups = std::max(weights.embedding.packed.groups, weights.head.packed.groups);
@@ -144,36 +145,48 @@ void Backbone::project(const Layer& layer, int index) {
     context_.by_tiles(layer.qkv, 1, [&](int begin, int end) {
         kernels_.product(layer.qkv, input, begin, end, qkv_.data(), qkv_.size() / kMaxWidth);
     });
-    // By heads: neighbouring rows' keys share cache lines, which two threads would take from each other.
-    const int kv_heads = shape_.kv_heads;
-    context_.pool.parallel(kv_heads, width_ <= 2 ? kv_heads : 1, [&](int begin, int end, int) {
-        for (int kv_head = begin; kv_head < end; ++kv_head) {
-            for (int row = 0; row < width_; ++row) finish(layer, context_.kv.head(index, kv_head), kv_head, row);
+    // By heads: neighbouring rows' keys share cache lines, which two threads would take from each other. Queries apart
+    // from keys and values, because few heads do not divide evenly among the threads.
+    const int parts = 2 * shape_.kv_heads, heads = width_ * (shape_.heads + shape_.kv_heads);
+    context_.pool.parallel(parts, heads < kFewHeads ? parts : 1, [&](int begin, int end, int) {
+        for (int part = begin; part < end; ++part) {
+            const int kv_head = part / 2;
+            for (int row = 0; row < width_; ++row) {
+                if (part % 2) finish_queries(layer, kv_head, row);
+                else finish_keys(layer, context_.kv.head(index, kv_head), kv_head, row);
+            }
         }
     });
 }
 
-// Bias, norm, rotation of a row's share of one kv head; queries are scaled, keys and values go to the store.
-void Backbone::finish(const Layer& layer, const HeadLayout& layout, int kv_head, int row) {
-    const PlacedRow& placed = *pass_[row];
-    const int n = shape_.head_dim, group = shape_.group(), slot = placed.slot % kPiecePositions;
-    const float* cos = context_.weights.cos.data() + std::size_t(placed.row.position) * (n / 2);
-    const float* sin = context_.weights.sin.data() + std::size_t(placed.row.position) * (n / 2);
-    std::uint8_t* piece = placed.sequence->store.piece(placed.slot);
-    const auto turn = [&](float* v, const Floats& norm, float scale) {
-        if (!norm.empty()) kernels_.norm(v, norm.data(), n, shape_.eps, v);
-        kernels_.rope(v, cos, sin, n, scale);
-    };
+// Norm, if there is one, and rotation of one head.
+void Backbone::turn(float* head, const Floats& norm, int position, float scale) {
+    const int n = shape_.head_dim;
+    const std::size_t angles = std::size_t(position) * (n / 2);
+    if (!norm.empty()) kernels_.norm(head, norm.data(), n, shape_.eps, head);
+    kernels_.rope(head, context_.weights.cos.data() + angles, context_.weights.sin.data() + angles, n, scale);
+}
+
+// Bias, norm, rotation and scale of a row's queries of one kv head.
+void Backbone::finish_queries(const Layer& layer, int kv_head, int row) {
+    const int n = shape_.head_dim, group = shape_.group(), position = pass_[row]->row.position;
     float* q = row_of(qkv_, row) + kv_head * group * n;
+    if (!layer.q_bias.empty()) kernels_.add(q, layer.q_bias.data() + kv_head * group * n, group * n);
+    for (int head = 0; head < group; ++head) turn(q + head * n, layer.q_norm, position, 1.0f / std::sqrt(float(n)));
+}
+
+// Bias, norm and rotation of a row's key and value of one kv head, which go to the store.
+void Backbone::finish_keys(const Layer& layer, const HeadLayout& layout, int kv_head, int row) {
+    const PlacedRow& placed = *pass_[row];
+    const int n = shape_.head_dim, slot = placed.slot % kPiecePositions;
     float* k = row_of(qkv_, row) + round_up(shape_.attention(), tile_rows) + kv_head * n;
     float* v = k + round_up(shape_.kv(), tile_rows);
-    if (!layer.q_bias.empty()) {
-        kernels_.add(q, layer.q_bias.data() + kv_head * group * n, group * n);
+    if (!layer.k_bias.empty()) {
         kernels_.add(k, layer.k_bias.data() + kv_head * n, n);
         kernels_.add(v, layer.v_bias.data() + kv_head * n, n);
     }
-    for (int head = 0; head < group; ++head) turn(q + head * n, layer.q_norm, 1.0f / std::sqrt(float(n)));
-    turn(k, layer.k_norm, 1.0f);
+    turn(k, layer.k_norm, placed.row.position, 1.0f);
+    std::uint8_t* piece = placed.sequence->store.piece(placed.slot);
     kernels_.store_key(piece, layout, slot, k);
     kernels_.store_value(piece, layout, slot, v);
 }

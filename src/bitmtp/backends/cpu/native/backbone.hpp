@@ -95,7 +95,9 @@ public:
 private:
     void prepare(const float* x, const Floats& norm, const PackedMatrix& next, int row);
     void project(const Layer& layer, int index);
-    void finish(const Layer& layer, const HeadLayout& layout, int kv_head, int row);
+    void turn(float* head, const Floats& norm, int position, float scale);
+    void finish_queries(const Layer& layer, int kv_head, int row);
+    void finish_keys(const Layer& layer, const HeadLayout& layout, int kv_head, int row);
 
     /// A row that sees something of a piece.
     struct Seer {

@@ -10,6 +10,8 @@ namespace bitmtp {
 
 namespace {
 
+constexpr std::size_t kHugePage = 2 << 20;
+
 // A slot of one head: a column of K, a row of V.
 struct Slot {
     const HeadLayout& head;
@@ -43,13 +45,17 @@ HeadLayout KvShape::head(int layer, int kv_head) const {
     return {base, base + key_bytes(), head_dim, padded_dim(), half};
 }
 
-KvPiece::KvPiece(std::size_t bytes) : bytes_(bytes) {
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    data_ = static_cast<std::uint8_t*>(memory);
+KvPiece::KvPiece(std::size_t bytes) : mapped_(bytes + kHugePage) {
+    memory_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory_ == MAP_FAILED) throw std::bad_alloc();
+    const auto address = reinterpret_cast<std::uintptr_t>(memory_);
+    data_ = static_cast<std::uint8_t*>(memory_) + (kHugePage - address % kHugePage) % kHugePage;
+#ifdef MADV_HUGEPAGE
+    madvise(data_, bytes, MADV_HUGEPAGE);  // a hint: a pass reads a few small pages of every layer
+#endif
 }
 
-KvPiece::~KvPiece() { munmap(data_, bytes_); }
+KvPiece::~KvPiece() { munmap(memory_, mapped_); }
 
 void KvStore::reserve(int count) {
     const std::size_t end = (length_ + count + kPiecePositions - 1) / kPiecePositions;

@@ -38,8 +38,9 @@ public:
     std::uint8_t* data() const { return data_; }
 
 private:
-    std::uint8_t* data_;
-    std::size_t bytes_;
+    std::size_t mapped_;  ///< bytes
+    void* memory_;
+    std::uint8_t* data_;  ///< in it, at a huge page's boundary
 };
 
 /// One sequence's K/V: `length()` slots of history, slot = position, and behind it whatever the last pass wrote.
