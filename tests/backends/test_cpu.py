@@ -46,6 +46,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "tiny vocabulary": {"vocab_size": 11, "chain_rank": 3},
 }  # fmt: skip
 
+ISAS = ("avx512vbmi", "avx512", "avx2", "neon", "portable")
+POISON = 7  # a token that makes NaN
+
 
 def pair_of(options: dict[str, Any], seed: int = 0, threads: int = 2) -> Pair:
     made = random_checkpoint(tiny_config(**options), seed)
@@ -72,7 +75,7 @@ def test_choosing_from_a_large_vocabulary(options: dict[str, Any]) -> None:
     exercise(pair_of({"vocab_size": 9_001, "num_layers": 1, **options}), seed=9, passes=8, width=24)
 
 
-@pytest.mark.parametrize("isa", ["avx512vbmi", "avx512", "avx2", "neon", "portable"])
+@pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BITMTP_ISA", isa)
     if reason := _refusal():
@@ -156,6 +159,38 @@ def test_stale_slots_are_never_read() -> None:
     window = Window(1, 1)
     found, expected = backend.step([Row(handle, 9, 3, 1, window=window) for handle in (used, fresh)])
     assert found == expected
+
+
+@pytest.mark.parametrize("kv_type", ["float16", "float32"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_a_row_does_not_see_may_be_anything(isa: str, kv_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows share the vectors of a block of keys; a sibling's NaN, in this pass or left from the last, reaches none."""
+    monkeypatch.setenv("BITMTP_ISA", isa)
+    if reason := _refusal():
+        pytest.skip(reason)
+    made = random_checkpoint(tiny_config(**MODELS["float head"], kv_type=kv_type))
+    made.tensors["embedding.weight"][POISON] = np.nan
+    backend = make_backend("cpu", made)
+    for length in (3, 250, 256):
+        tokens = random_tokens(np.random.default_rng(length), length, made.config)
+        tokens = [token if token != POISON else POISON + 1 for token in tokens]
+        used, clean = backend.open(), backend.open()
+        for sequence in (used, clean):
+            backend.prefill(sequence, tokens)
+        outputs = _siblings(backend, used, length, POISON)
+        assert len(outputs) == 8
+        assert outputs == _siblings(backend, clean, length, POISON + 1)
+        found, expected = backend.step([Row(sequence, 9, length, 1) for sequence in (used, clean)])
+        assert found == expected
+
+
+def _siblings(backend: Any, sequence: int, length: int, token: int) -> list[Any]:
+    """A chain of eight rows that skips every other one: those hang from the history, and hold `token`."""
+    rows = [Row(sequence, token, length, 1, Head.NONE)]
+    for i in range(1, 9):
+        rows.append(Row(sequence, 10 + i, length + i - 1, sum(1 << 2 * j + 1 for j in range(i)), Head.EXACT))
+        rows.append(Row(sequence, token, length, 1 << 2 * i, Head.NONE))
+    return [out for out in backend.step(rows, top=2) if out is not None]
 
 
 def _row(**changes: Any) -> Row:

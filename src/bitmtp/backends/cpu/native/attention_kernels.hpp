@@ -1,9 +1,9 @@
 // Attention over one piece of 256 positions (docs/numerics.md, "Attention").
 //
 // Scores are chains over the head dimension, vectors over 16 keys. Values are chains over positions, vectors over the
-// head dimension. Up to six heads (of one row, or of rows that see the same) go side by side: they share the loads and
-// conversions of K and V, and hide the latency of the adds. A slot that a row does not see may lie in a vector beside
-// ones that it sees, but its lane is never used.
+// head dimension. Several heads of several rows go side by side: they share the loads and conversions of K and V, and
+// hide the latency of the adds. They need not see the same: a slot that a row does not see is scored with those that it
+// sees, but its lane is not used, and its value not added (with weight 0 it might still be NaN).
 #pragma once
 
 #include "half.hpp"

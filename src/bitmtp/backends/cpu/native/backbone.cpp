@@ -279,7 +279,9 @@ void Backbone::attend(int index) {
         for (int i = begin; i < end; ++i) {
             const AttentionTask& task = tasks_[i];
             const HeadLayout layout = context_.kv.head(index, task.kv_head);
-            for (int at = task.sight; at < task.sight_end; ++at) attend_sight(layout, task.kv_head, sights_[at], thread);
+            for (int at = task.sight; at < task.sight_end; ++at) {
+                attend_sight(layout, task.kv_head, sights_[at], thread);
+            }
         }
     });
 }

@@ -101,8 +101,8 @@ struct Kernels {
     // Attention
     void (*store_key)(std::uint8_t* piece, const HeadLayout& layout, int slot, const float* k);
     void (*store_value)(std::uint8_t* piece, const HeadLayout& layout, int slot, const float* v);
-    /// One attention piece for query heads of one kv head; `spans` ascend by position. `scratch`: [kMostQueries][head_dim
-    /// rounded up to kQueryChunk].
+    /// One attention piece for query heads of one kv head; `spans` ascend by position.
+    /// `scratch`: [kMostQueries][head_dim rounded up to kQueryChunk].
     void (*attend)(const HeadLayout& layout, const Span* spans, int count, const Query* queries, int heads,
                    float* scratch);
     /// Fold the next piece into the ones before it.

@@ -157,7 +157,8 @@ BITMTP_INLINE float fold_with(f32x16 x, F&& op) {
 #if defined(__AVX__)
 #if defined(__AVX512F__)
     const __m512 whole = (__m512)x.part[0];
-    const __m256 low = _mm512_maskz_extractf32x8_ps(0xff, whole, 0), high = _mm512_maskz_extractf32x8_ps(0xff, whole, 1);
+    const __m256 low = _mm512_maskz_extractf32x8_ps(0xff, whole, 0);
+    const __m256 high = _mm512_maskz_extractf32x8_ps(0xff, whole, 1);
 #else
     const __m256 low = (__m256)x.part[0], high = (__m256)x.part[1];
 #endif
