@@ -32,7 +32,7 @@ struct Context {
     /// Run body(begin, end) for the tiles of `matrix` on all threads; ranges begin at multiples of `multiple`.
     ///
     /// The tiles are cut into a lane for each thread, and pieces dealt from the lanes in turn: while threads are equally
-    /// fast each reads one stream of memory, and what it prefetches is its own.
+    /// fast each reads one part of memory in order, and what it prefetches is its own.
     template <class F>
     void by_tiles(const PackedMatrix& matrix, int multiple, F&& body) {
         const int lanes = pool.threads(), tiles = matrix.tiles, size = piece_tiles(matrix, multiple);

@@ -97,27 +97,21 @@ BITMTP_INLINE u32x16 operator>>(u32x16 a, int bits) {
     return each<NativeU>([&](int i) { return a.part[i] >> bits; });
 }
 // a > b ? a : b and a < b ? a : b, in one instruction where the compiler would take two.
-BITMTP_INLINE f32x16 max(f32x16 a, f32x16 b) {
-    return each<NativeF>([&](int i) {
 #if defined(__AVX512F__)
-        return (NativeF)_mm512_maskz_max_ps(0xffff, (__m512)a.part[i], (__m512)b.part[i]);
+BITMTP_INLINE NativeF larger(NativeF a, NativeF b) { return (NativeF)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b); }
+BITMTP_INLINE NativeF smaller(NativeF a, NativeF b) { return (NativeF)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b); }
 #elif defined(__AVX__)
-        return (NativeF)_mm256_max_ps((__m256)a.part[i], (__m256)b.part[i]);
+BITMTP_INLINE NativeF larger(NativeF a, NativeF b) { return (NativeF)_mm256_max_ps((__m256)a, (__m256)b); }
+BITMTP_INLINE NativeF smaller(NativeF a, NativeF b) { return (NativeF)_mm256_min_ps((__m256)a, (__m256)b); }
 #else
-        return a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+BITMTP_INLINE NativeF larger(NativeF a, NativeF b) { return a > b ? a : b; }
+BITMTP_INLINE NativeF smaller(NativeF a, NativeF b) { return a < b ? a : b; }
 #endif
-    });
+BITMTP_INLINE f32x16 max(f32x16 a, f32x16 b) {
+    return each<NativeF>([&](int i) { return larger(a.part[i], b.part[i]); });
 }
 BITMTP_INLINE f32x16 min(f32x16 a, f32x16 b) {
-    return each<NativeF>([&](int i) {
-#if defined(__AVX512F__)
-        return (NativeF)_mm512_maskz_min_ps(0xffff, (__m512)a.part[i], (__m512)b.part[i]);
-#elif defined(__AVX__)
-        return (NativeF)_mm256_min_ps((__m256)a.part[i], (__m256)b.part[i]);
-#else
-        return a.part[i] < b.part[i] ? a.part[i] : b.part[i];
-#endif
-    });
+    return each<NativeF>([&](int i) { return smaller(a.part[i], b.part[i]); });
 }
 BITMTP_INLINE f32x16 abs(f32x16 a) {
     return each<NativeF>([&](int i) { return (NativeF)((NativeI)a.part[i] & 0x7fffffff); });
