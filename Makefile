@@ -5,15 +5,26 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Without PyTorch's types there is nothing to check training against, as there is nothing to test it with.
 WITHOUT_TORCH := --exclude src/bitmtp/training/ --follow-imports=silent
-SOURCES := $(shell find src/bitmtp/backends/cpu/native CMakeLists.txt pyproject.toml -type f 2>/dev/null)
+SOURCES := $(shell find src/bitmtp/backends/cpu/native src/bitmtp/core CMakeLists.txt pyproject.toml -type f -not -name "*.so" 2>/dev/null)
 
-.PHONY: demo test check format clean
+LOWEST := .venv-lowest/bin/python
+FAST := $(wildcard tests/test_*.py) tests/convert tests/server tests/cli/test_errors.py tests/cli/test_generate.py tests/cli/test_convert.py
+
+.PHONY: demo test lowest check format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bitmtp generate "Write a Python function that returns the n-th Fibonacci number." --max-tokens 256
+	@echo
+	@echo "Next: $(BIN)/bitmtp chat    or: $(BIN)/bitmtp --help"
 
 test: $(VENV)/.installed-dev check
 	$(BIN)/python -m pytest
+
+lowest:
+	$(PYTHON) -m venv .venv-lowest
+	$(LOWEST) -m pip install --quiet --disable-pip-version-check -c constraints/lowest.txt -e '.[convert,serve]' \
+		httpx hypothesis jsonschema openai pytest
+	$(LOWEST) -m pytest $(FAST)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -25,10 +36,13 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 $(VENV)/bin/python:
+	@echo "Making a virtual environment in $(VENV)."
 	$(PYTHON) -m venv $(VENV)
 
+# Not quiet: it compiles for a minute or two, and pip says that it does.
 $(VENV)/.installed: $(SOURCES) | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@echo "Installing into $(VENV): some packages, then the kernels are compiled (a minute or two)."
+	$(BIN)/python -m pip install --progress-bar off --disable-pip-version-check -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(SOURCES) | $(VENV)/bin/python
@@ -36,4 +50,4 @@ $(VENV)/.installed-dev: $(SOURCES) | $(VENV)/bin/python
 	@touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf build $(VENV)
+	rm -rf build $(VENV) .venv-lowest

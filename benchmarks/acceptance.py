@@ -19,7 +19,7 @@ from statistics import mean
 
 from bitmtp.benchmark.prompts import encode_prompts, read_prompts
 from bitmtp.benchmark.records import ResultLog, model_fingerprint
-from bitmtp.decoding.policies import make_policy
+from bitmtp.core.policies import make_policy
 from bitmtp.engine import Engine, Request, Result
 from bitmtp.errors import BitMTPError
 

@@ -32,8 +32,8 @@ from bitmtp.backends.base import Head, causal_rows
 from bitmtp.benchmark.environment import environment
 from bitmtp.benchmark.records import ResultLog, model_fingerprint
 from bitmtp.cli.render import print_table
-from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policies import make_policy
+from bitmtp.core.policy import Policy
 from bitmtp.engine import Engine, Request
 from bitmtp.errors import BitMTPError
 from bitmtp.evaluation.intervals import bootstrap

@@ -18,7 +18,7 @@ from shapes import SETS
 
 from bitmtp.benchmark.prompts import encode_prompts, read_prompts
 from bitmtp.benchmark.topologies import Occasion, acceptance, best_trees, fit_calibration, likelihood, observe
-from bitmtp.decoding.costs import Calibration, CostTable, Tuning, sigmoid
+from bitmtp.core.costs import Calibration, CostTable, Tuning, sigmoid
 from bitmtp.engine import Engine
 from bitmtp.errors import BitMTPError
 from bitmtp.sampling import Sampling

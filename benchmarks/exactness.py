@@ -21,12 +21,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from switched import shapers_of, write
+from switched import write, write_switched
 
 from bitmtp.benchmark.prompts import encode_prompts, read_prompts
 from bitmtp.benchmark.records import ResultLog, model_fingerprint
-from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policies import make_policy
+from bitmtp.core.policy import Policy
 from bitmtp.engine import Engine, Request
 from bitmtp.errors import BitMTPError
 from bitmtp.models import shipped_model
@@ -90,18 +90,17 @@ def check_shapes(engine: Engine, index: int, prompt: list[int], max_tokens: int)
     baselines: list[list[int]] = []
     used: Counter[str] = Counter()
     for name, sampling in (("greedy", Sampling()), ("sampled", Sampling(temperature=1.0, seed=index))):
-        makers = shapers_of(engine, sampling.temperature, index)
-        shapers = {"autoregressive": None, **{shape: make() for shape, make in makers.items()}}
-        decoders = write(engine, prompt, sampling, shapers, max_tokens)
-        texts = {shape: each.state.committed[len(prompt) :] for shape, each in decoders.items()}
+        written = write(engine, prompt, sampling, max_tokens)
+        texts = {shape: text.written for shape, text in written.items()}
+        texts["switched"] = write_switched(engine, prompt, sampling, max_tokens, index)
         alone = Request(prompt, max_tokens, make_policy("auto", engine.config.block_size), sampling, seed=index)
         texts["auto, alone"] = engine.generate(alone).token_ids  # in the backend's own loop, if it has one
         baselines.append(texts["autoregressive"])
         for shape, ids in texts.items():
             if ids != baselines[-1]:
                 differs[f"{name} {shape}"] = first_difference(baselines[-1], ids)
-        for decoder in decoders.values():
-            stats = decoder.stats
+        for text in written.values():
+            stats = text.stats
             used.update(windowed=stats.windowed, copied=stats.copied, ahead=stats.ahead, ahead_used=stats.ahead_used)
     return {
         "texts": len(baselines) * len(texts),

@@ -15,13 +15,10 @@ from statistics import median
 
 import numpy as np
 
-from bitmtp import checkpoint
 from bitmtp.backends.cuda.backend import CudaBackend
 from bitmtp.backends.cuda.device import Gpu
 from bitmtp.backends.cuda.profile import copy_speed, history_bytes, prepared_pass
-from bitmtp.benchmark.host import host_costs
 from bitmtp.benchmark.shapes import SHAPES, random_checkpoint
-from bitmtp.models import shipped_model
 
 CONTEXT = 512
 ROUNDS, REPLAYS = 9, 20
@@ -75,18 +72,6 @@ def report_long(name: str, histories: list[int], speed: float) -> None:
         )
 
 
-def report_host() -> None:
-    """What the host adds to an iteration of the shipped model."""
-    backend = CudaBackend(checkpoint.read(shipped_model()), context=1024)
-    prompt = np.random.default_rng(0).integers(5, 1000, 64).tolist()
-    print("\nshipped model, speculative D=8, every proposal verified: microseconds an iteration")
-    for each in host_costs(backend, prompt, tokens=320):
-        print(
-            f"  {each.runtime.label:20} {each.iteration:7.1f}, its two passes {each.passes:7.1f}: "
-            f"{each.added:6.1f} besides them"
-        )
-
-
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -105,7 +90,6 @@ def main() -> None:
     print(f"{gpu.device.name}, {gpu.architecture}, copies at {speed / 1e12:.2f} TB/s")
     for name in options.shapes:
         report_shape(name, options.widths, speed)
-    report_host()
     if options.long:
         report_long(options.long_shape, options.long, speed)
 

@@ -8,10 +8,10 @@ each iteration committed. `play` runs a shape with random weights, whose own dra
 
 - host loop: real draft and verify passes, but the verifier's tokens are replaced so that each iteration commits as many
   as the trace says: its lengths, weighted by exp(a × length) with the a that gives the mean asked for, in random order;
-- resident loop: nothing is replaced. Draft and verifier share their sampling noise, so a temperature makes them agree
+- its own loop: nothing is replaced. Draft and verifier share their sampling noise, so a temperature makes them agree
   as often as one likes: the one that gives the mean asked for is searched for first.
 
-Both are compared with the fastest autoregressive decoding there is (resident), over the same history.
+Both are compared with the fastest autoregressive decoding there is, over the same history.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from typing import Any
 import numpy as np
 
 from bitmtp.backends import load_backend
-from bitmtp.backends.base import Backend, Output, ResidentText, Row
+from bitmtp.backends.base import Backend, LoopBackend, Output, Row
 from bitmtp.benchmark.prompts import encode_prompts, read_prompts
 from bitmtp.benchmark.shapes import SHAPES, random_checkpoint
 from bitmtp.benchmark.timed import timed_text
 from bitmtp.checkpoint import Checkpoint
-from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policies import make_policy
+from bitmtp.core.policy import Policy
 from bitmtp.engine import Engine, Request
 from bitmtp.errors import BitMTPError
 from bitmtp.sampling import Sampling
@@ -98,11 +98,9 @@ class Imposed:
         self._proposals: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
+        if name == "run":  # it has to see every pass
+            raise AttributeError(name)
         return getattr(self.backend, name)
-
-    def can_reside(self, text: ResidentText) -> bool:  # noqa: ARG002  (the contract's argument)
-        """It has to see every pass."""
-        return False
 
     def step(self, rows: Sequence[Row], **options: Any) -> list[Output | None]:
         """A real pass; of a verify pass, the tokens are replaced."""
@@ -136,7 +134,7 @@ class Player:
     tokens: int
 
     def play(self, policy: Policy, temperature: float = 0.0, lengths: Iterator[int] | None = None) -> Played:
-        """One text: in the resident loop if the backend has one, unless lengths are imposed."""
+        """One text: in the backend's own loop if it has one, unless lengths are imposed."""
         backend: Any = self.backend if lengths is None else Imposed(self.backend, lengths)
         sampling = Sampling(temperature=temperature, seed=1)
         seconds, stats = timed_text(backend, policy, self.prompt, self.tokens, sampling)
@@ -189,11 +187,11 @@ def play(options: argparse.Namespace) -> None:
         lengths = drawn(tilted(counts, mean), round(options.tokens / mean))
         played = best_of(player, options.rounds, SPECULATIVE, lengths=lengths)
         print(_line(f"acceptance imposed: {mean} by the trace, host loop", played, base))
-        if hasattr(backend, "decode_resident"):
+        if isinstance(backend, LoopBackend):
             temperature = player.temperature_for(mean)
             own = best_of(player, options.rounds, AUTOREGRESSIVE, temperature=temperature)
             played = best_of(player, options.rounds, SPECULATIVE, temperature=temperature)
-            print(_line(f"acceptance imposed: {mean} by temperature {temperature:.3g}, resident loop", played, own))
+            print(_line(f"acceptance imposed: {mean} by temperature {temperature:.3g}, its own loop", played, own))
 
 
 def _line(label: str, played: Played, base: Played) -> str:

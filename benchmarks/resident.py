@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from bitmtp.benchmark.prompts import encode_prompts, read_prompts
-from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policies import make_policy
+from bitmtp.core.policy import Policy
 from bitmtp.engine import Engine, Request, Result
 from bitmtp.errors import BitMTPError
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bitmtp.benchmark.prompts import encode_prompts, read_prompts
-from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policies import make_policy
+from bitmtp.core.policy import Policy
 from bitmtp.engine import Engine, Request
 from bitmtp.errors import BitMTPError
 from bitmtp.sampling import Sampling

@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from bitmtp.backends.base import Output, Window
-from bitmtp.decoding.chooser import AdaptiveShaper
-from bitmtp.decoding.costs import CostTable, Tuning
-from bitmtp.decoding.decoder import Decoder, advance
-from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.policy import Policy, Verify
-from bitmtp.decoding.shaper import Draft, FixedShaper, Shaper, Verified
-from bitmtp.decoding.state import State
-from bitmtp.decoding.topology import Topology, spine, tree
-from bitmtp.decoding.tree import Guess
+from bitmtp.backends.base import Window, prefill_by_steps
+from bitmtp.core.costs import CostTable, Tuning
+from bitmtp.core.policies import make_policy
+from bitmtp.core.policy import Policy, Verify
+from bitmtp.core.text import Text
+from bitmtp.core.topology import spine, tree
 from bitmtp.engine import Engine
-from bitmtp.sampling import Sampling
+from bitmtp.sampling import GREEDY, Sampling
 
 NARROW = Window(4, 48)  # hides most of a text that is not long
 CHEAP = Tuning(CostTable((1, 64), (3.0, 3.5)))  # rows that cost next to nothing: alternatives and fused passes pay
+PIECE = 12  # tokens, at most, before a switch
 
 
-class Switched:
-    """Asks another shaper for every draft, drawn by a seed."""
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to write; costs that are None are the engine's."""
 
-    ranks = 3
+    policy: Policy
+    tuning: Tuning | None = None
 
-    def __init__(self, shapers: Sequence[Shaper], seed: int) -> None:
-        self._shapers, self._luck = shapers, random.Random(seed)
-        self._now = shapers[0]
-
-    def draft(self, text: Sequence[int], room: int, history: int) -> Draft:
-        """What the one drawn says."""
-        self._now = self._luck.choice(self._shapers)
-        return self._now.draft(text, room, history)
-
-    def judge(self, guesses: Sequence[Guess], known: bool, room: int, history: int) -> int | Topology:
-        """What the one that drafted says."""
-        return self._now.judge(guesses, known, room, history)
-
-    def learn(self, chosen: Sequence[Output], verified: Sequence[Verified], widths: Sequence[int]) -> None:
-        """Only the one that drafted knows what it learns from."""
-        self._now.learn(chosen, verified, widths)
+    def text(self, engine: Engine, sequence: int, ids: Sequence[int], sampling: Sampling, limit: int) -> Text:
+        """One that goes on behind ``ids``, of which all but the last are in the sequence."""
+        tuning = self.tuning or engine.tuning
+        eos, costs = frozenset(engine.config.eos_token_ids), tuning.costs.core()
+        return Text(sequence, ids, len(ids) - 1, self.policy, sampling, limit, eos, costs, tuning=tuning)
 
 
 def policies_of(size: int) -> dict[str, Policy]:
@@ -59,37 +47,52 @@ def policies_of(size: int) -> dict[str, Policy]:
     return made
 
 
-def shapers_of(engine: Engine, temperature: float, seed: int) -> dict[str, Callable[[], Shaper]]:
-    """Makers of a shaper for each way to write."""
-    size = engine.config.block_size
-    auto, fixed = make_policy("auto", size), policies_of(size)
-    made: dict[str, Callable[[], Shaper]] = {name: partial(FixedShaper, own) for name, own in fixed.items()}
-    made["auto"] = lambda: AdaptiveShaper(auto, engine.tuning, temperature)
-    made["auto, cheap rows"] = lambda: AdaptiveShaper(auto, CHEAP, temperature)
-    makers = list(made.values())
-    made["switched"] = lambda: Switched([make() for make in makers], seed)
-    return made
+def ways_of(size: int) -> dict[str, Way]:
+    """Those with one policy from beginning to end."""
+    made = {name: Way(policy) for name, policy in policies_of(size).items()}
+    return {**made, "auto": Way(make_policy("auto", size)), "auto, cheap rows": Way(make_policy("auto", size), CHEAP)}
 
 
-def write(
-    engine: Engine, prompt: Sequence[int], sampling: Sampling, shapers: dict[str, Shaper | None], max_tokens: int
-) -> dict[str, Decoder]:
-    """Texts of one prompt, a shaper each (None: autoregressive), which share its K/V and their passes."""
+def write(engine: Engine, prompt: Sequence[int], sampling: Sampling, max_tokens: int) -> dict[str, Text]:
+    """Texts of one prompt, in each way and autoregressive, which share its K/V and their passes."""
     backend, size = engine.backend, engine.config.block_size
-    first = backend.open()
+    first, limit = _open(engine, prompt), min(len(prompt) + max_tokens, engine.context)
+    ways = {"autoregressive": Way(make_policy("autoregressive", size)), **ways_of(size)}
+    texts = {
+        name: way.text(engine, backend.fork(first, len(prompt) - 1), prompt, sampling, limit)
+        for name, way in ways.items()
+    }
+    run(engine, list(texts.values()))
+    for sequence in (first, *(text.sequence for text in texts.values())):
+        backend.close(sequence)
+    return texts
+
+
+def write_switched(engine: Engine, prompt: Sequence[int], sampling: Sampling, max_tokens: int, seed: int) -> list[int]:
+    """A text in pieces, for each of which the way is drawn."""
+    sequence, luck, ids = _open(engine, prompt), random.Random(seed), list(prompt)
+    ways, limit = list(ways_of(engine.config.block_size).values()), min(len(prompt) + max_tokens, engine.context)
+    while len(ids) < limit and (len(ids) == len(prompt) or ids[-1] not in engine.config.eos_token_ids):
+        end = min(len(ids) + luck.randint(1, PIECE), limit)
+        text = luck.choice(ways).text(engine, sequence, ids, sampling, end)
+        run(engine, [text])
+        ids = text.committed
+        engine.backend.truncate(sequence, len(ids) - 1)
+    engine.backend.close(sequence)
+    return ids[len(prompt) :]
+
+
+def run(engine: Engine, texts: list[Text]) -> None:
+    """Write texts to their ends."""
+    while any(text.goes_on for text in texts):
+        texts = engine.loop.run(texts)
+        for text in texts:
+            while text.take():
+                pass
+
+
+def _open(engine: Engine, prompt: Sequence[int]) -> int:
+    sequence = engine.backend.open()
     if len(prompt) > 1:
-        backend.prefill(first, prompt[:-1])
-    decoders: dict[str, Decoder] = {}
-    for name, shaper in shapers.items():
-        sequence = backend.fork(first, len(prompt) - 1)
-        state = State(sequence, sampling, list(prompt), len(prompt), materialized=len(prompt) - 1)
-        policy = make_policy("autoregressive" if shaper is None else "auto", size)
-        limit = min(len(prompt) + max_tokens, engine.context)
-        decoders[name] = Decoder(state, policy, limit, frozenset(engine.config.eos_token_ids), shaper=shaper)
-        decoders[name].start(backend)
-    while any(decoder.finish is None for decoder in decoders.values()):
-        advance(backend, list(decoders.values()))
-    for decoder in decoders.values():
-        backend.close(decoder.state.sequence)
-    backend.close(first)
-    return decoders
+        prefill_by_steps(engine.backend, sequence, prompt[:-1], GREEDY)
+    return sequence

@@ -20,7 +20,7 @@ from bitmtp.benchmark.policies import compare
 from bitmtp.benchmark.prompts import encode_prompts, read_prompts
 from bitmtp.benchmark.records import ResultLog, model_fingerprint
 from bitmtp.cli.render import policy_label, print_table
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policy import Policy
 from bitmtp.engine import Engine
 from bitmtp.errors import BitMTPError
 from bitmtp.evaluation.intervals import Estimate, bootstrap

@@ -23,15 +23,14 @@ from statistics import median
 
 from bitmtp import checkpoint
 from bitmtp.backends import load_backend
-from bitmtp.backends.base import Backend, Head, Row, Window, causal_rows
+from bitmtp.backends.base import Backend, Head, Row, Window, causal_rows, mask
 from bitmtp.checkpoint import Checkpoint, tensor_specs
-from bitmtp.decoding.costs import time_pass
-from bitmtp.decoding.decoder import Decoder, advance
-from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.policy import Policy, Verify
-from bitmtp.decoding.state import State
-from bitmtp.decoding.tree import masks
+from bitmtp.core.costs import Tuning, time_pass
+from bitmtp.core.policies import make_policy
+from bitmtp.core.policy import Policy, Verify
+from bitmtp.core.text import Text
 from bitmtp.errors import BitMTPError
+from bitmtp.loop import Loop
 from bitmtp.models import shipped_model
 from bitmtp.sampling import GREEDY, Sampling
 from bitmtp.tokenizer import Tokenizer
@@ -55,10 +54,11 @@ def pass_times(backend: Backend, sequence: int, histories: Sequence[int], size: 
 
 
 def _passes(sequence: int, history: int, size: int) -> list[Callable[[], list[Row]]]:
-    state = State(sequence, Sampling(), [5] * (history + 1), history + 1, materialized=history)
+    draft = [5, *(mask(depth) for depth in range(1, size))]
+    rows = causal_rows(sequence, draft, history, [Head.EXACT] * size, GREEDY)
     return [
-        lambda: state.rows(masks(size)),
-        lambda: state.rows(masks(size), WINDOW),
+        lambda: rows,
+        lambda: [replace(row, head=Head.DRAFT, window=WINDOW) for row in rows],
         lambda: _verify_rows(sequence, history, VERIFIED),
         lambda: _verify_rows(sequence, history, VERIFIED + 1),
     ]
@@ -68,16 +68,17 @@ def _verify_rows(sequence: int, history: int, width: int) -> list[Row]:
     return causal_rows(sequence, [5] * width, history, [Head.EXACT] * width, GREEDY)
 
 
-def continuation(backend: Backend, sequence: int, ids: Sequence[int], policy: Policy, tokens: int) -> Decoder:
+def continuation(backend: Backend, sequence: int, ids: Sequence[int], policy: Policy, tokens: int) -> Text:
     """Write on behind a history, in a fork of the sequence."""
-    own = backend.fork(sequence, len(ids) - 1)
-    state = State(own, Sampling(), list(ids), len(ids), materialized=len(ids) - 1)
-    decoder = Decoder(state, policy, len(ids) + tokens, frozenset())
-    decoder.start(backend)
-    while decoder.finish is None:
-        advance(backend, [decoder])
+    own, costs = backend.fork(sequence, len(ids) - 1), Tuning.usual().costs.core()
+    text = Text(own, ids, len(ids) - 1, policy, Sampling(), len(ids) + tokens, frozenset(), costs)
+    loop = Loop(backend, costs)
+    while text.finish is None:
+        loop.run([text])
+        while text.take():
+            pass
     backend.close(own)
-    return decoder
+    return text
 
 
 def tokens_per_iteration(
@@ -90,10 +91,10 @@ def tokens_per_iteration(
         Policy("full", size, Verify.ALWAYS),
         Policy("windowed", size, Verify.ALWAYS, window=WINDOW),
     ]
-    decoders = [continuation(backend, sequence, ids, each, options.tokens) for each in policies]
-    if len({tuple(each.state.committed) for each in decoders}) > 1:
+    texts = [continuation(backend, sequence, ids, each, options.tokens) for each in policies]
+    if len({tuple(each.written) for each in texts}) > 1:
         raise SystemExit(f"MISMATCH at history {len(ids) - 1}")
-    return [each.stats.mean_acceptance_length for each in decoders[1:]]
+    return [each.stats.mean_acceptance_length for each in texts[1:]]
 
 
 def fill(backend: Backend, sequence: int, tokens: Sequence[int], length: int) -> None:

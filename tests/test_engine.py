@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from bitmtp.backends.base import Workload
 from bitmtp.backends.reference import ReferenceBackend
-from bitmtp.decoding.decoder import Decoder, Finish, Source, advance
-from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.state import State
-from bitmtp.engine import Engine, Request, Result
+from bitmtp.core.policies import make_policy
+from bitmtp.core.text import Finish, Source
+from bitmtp.engine import Engine, Generation, Request, Result
 from bitmtp.errors import BackendError, CheckpointError, RequestError
 from bitmtp.models import shipped_model
 from bitmtp.sampling import Sampling
@@ -174,14 +173,11 @@ def test_under_a_grammar_too(engine: Engine, sampling: str) -> None:
     texts = []
     for policy in (AUTOREGRESSIVE, speculative(8, 0), speculative(16, 0.1)):
         prompt = engine.tokenizer.encode(PROMPTS[2])
-        state = State(engine.backend.open(), SAMPLINGS[sampling], prompt, len(prompt))
-        state.grammar = EvenAfterOdd(len(prompt))
-        decoder = Decoder(state, policy, len(prompt) + 18, frozenset({END}))
-        decoder.start(engine.backend)
-        while decoder.finish is None:
-            advance(engine.backend, [decoder])
-        texts.append(state.committed[state.prompt_length :])
-        assert all(token % 2 != (state.prompt_length + i) % 2 for i, token in enumerate(texts[-1]))
+        grammar, request = EvenAfterOdd(len(prompt)), request_of(prompt, sampling, policy=policy)
+        generation = Generation(engine, engine.backend.open(), request, prompt, 0, grammar)
+        texts.append([chunk.token.id for chunk in generation])
+        assert grammar.text[len(prompt) :] == texts[-1]
+        assert all(token % 2 != (len(prompt) + i) % 2 for i, token in enumerate(texts[-1]))
     assert texts[0] == texts[1] == texts[2]
 
 
@@ -230,23 +226,17 @@ def test_a_session_gives_what_a_fresh_sequence_gives(engine: Engine) -> None:
             check_same_text(generation.result, engine.generate(request_of(prompt, policy=policy)))
 
 
-def test_a_prefix_is_not_run_again(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_is_not_run_again(engine: Engine) -> None:
     prompt = engine.tokenizer.encode(PROMPTS[0])
-    prefilled: list[int] = []
-    prefill = engine.backend.prefill
-
-    def count(sequence: int, tokens: Sequence[int], *rest: Any) -> Any:
-        prefilled.append(len(tokens))
-        return prefill(sequence, tokens, *rest)
-
-    monkeypatch.setattr(engine.backend, "prefill", count)
     with engine.session() as session:
-        list(session.generate(request_of(prompt)))
-        list(session.generate(request_of([*prompt, 300, 301])))
-        list(session.generate(request_of(prompt)))
-    assert prefilled[0] == len(prompt)
-    assert prefilled[1] in (2, 3)  # the answer may have begun with 300
-    assert prefilled[2] == 1
+        reused = []
+        for ids in (prompt, [*prompt, 300, 301], prompt):
+            generation = session.generate(request_of(ids))
+            reused.append(generation.text.materialized)
+            list(generation)
+    assert reused[0] == 0
+    assert reused[1] in (len(prompt), len(prompt) + 1)  # the answer may have begun with 300
+    assert reused[2] == len(prompt) - 1
 
 
 def test_an_interrupted_text_leaves_a_usable_session(engine: Engine) -> None:
@@ -329,6 +319,14 @@ def test_seeds(engine: Engine) -> None:
     check_same_text(engine.generate(replace(request, seed=drawn[0].seed)), drawn[0])
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
+def test_a_seed_may_be_named_with_the_sampling(engine: Engine, seed: int) -> None:
+    request = Request(PROMPTS[0], 8, AUTOREGRESSIVE, Sampling(1.0, seed=seed))
+    assert engine.generate(request).seed == seed
+    assert engine.generate(replace(request, sampling=replace(request.sampling, choice=1))).seed == seed
+    assert engine.generate(replace(request, seed=0)).seed == 0
+
+
 def test_choices_of_one_seed_differ(engine: Engine) -> None:
     request = request_of(sampling="hot, may end")
     texts = {
@@ -349,9 +347,9 @@ def test_prompts_as_text_ids_or_messages(tiny_engine: Engine) -> None:
 
 def test_the_default_policy(engine: Engine, backend_name: str, tokenizer_folder: Path) -> None:
     result = engine.generate(request_of(policy=None))
-    assert (result.policy.name, result.policy.block_size, result.backend) == ("speculative", 8, backend_name)
+    assert (result.policy.name, result.policy.block_size, result.backend) == ("auto", 16, backend_name)
     untaught = make_engine(backend_name, random_checkpoint(tiny_config(block_size=1)), tokenizer_folder)
-    assert untaught.generate(request_of(policy=None)).policy.name == "autoregressive"
+    assert untaught.generate(request_of(policy=None)).policy.name == "auto"
 
 
 @pytest.mark.parametrize(
@@ -455,7 +453,7 @@ def test_the_backend_makes_ready_before_a_text_begins(tokenizer_folder: Path) ->
     made = random_checkpoint(tiny_config())
     engine = Engine(Noting(made), Tokenizer(tokenizer_folder, made.config.vocab_size), made.config.max_position)
     engine.generate(Request(PROMPTS[0], 3, make_policy("auto", 8), Sampling(1.0, top_k=5)))
-    first = calls.index(Workload(filtered=True, shaped=True))
+    first = calls.index(Workload(filtered=True))
     assert calls[first + 1 :] == ["pass"] * (len(calls) - first - 1)
     calls.clear()
     engine.generate_batch([Request(PROMPTS[0], 3), Request(PROMPTS[1], 3, sampling=Sampling(presence_penalty=0.5))])

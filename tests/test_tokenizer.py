@@ -74,7 +74,10 @@ def test_without_a_template(tokenizer_folder: Path, tmp_path: Path) -> None:
         tokenizer.chat(HELLO)
 
 
-@pytest.mark.parametrize("template", ["{% for %}", "{{ messages.nothing.more }}", "{{ ''.__class__.__mro__[1].x }}"])
+FAILING = ("{% for %}", "{{ messages.nothing.more }}", "{{ ''.__class__.__mro__[1].x }}", "{{ 1 // 0 }}")
+
+
+@pytest.mark.parametrize("template", FAILING)
 def test_a_template_that_fails(template: str, tokenizer_folder: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer(with_settings(tokenizer_folder, tmp_path, {"chat_template": template}))
     with pytest.raises(RequestError, match="chat template rejects"):

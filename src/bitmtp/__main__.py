@@ -1,5 +1,22 @@
-"""``python -m bitmtp``: the command line."""
+"""The ``bitmtp`` program, and ``python -m bitmtp``."""
 
-from bitmtp.cli.app import main
+import signal
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line."""
+    # Until there is somebody to answer Ctrl-C, it ends the program without a word.
+    answered = signal.getsignal(signal.SIGINT)
+    if answered is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from bitmtp.cli.app import run
+
+    signal.signal(signal.SIGINT, answered)
+    # A reader that goes away ends the program in silence, as it does other filters.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

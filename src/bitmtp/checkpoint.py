@@ -120,6 +120,8 @@ def read_config(path: Path) -> ModelConfig:
     Raises:
         CheckpointError: no such folder or file, or a config this reader does not accept.
     """
+    if path.is_file():
+        raise CheckpointError(f"{path}: a file; a model is a folder, which `bitmtp convert` makes of a .gguf file")
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such model folder; give a folder that holds config.json")
     file = path / "config.json"
@@ -160,7 +162,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{index}: not an index of shards ({error!r})") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
@@ -189,7 +191,7 @@ def _read_shard(file: Path, specs: Mapping[str, TensorSpec], config: ModelConfig
 def _checksums(file: Path, metadata: Mapping[str, str]) -> dict[str, int]:
     try:
         return dict(json.loads(metadata.get(CHECKSUMS, "{}")))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise CheckpointError(f"{file}: its checksums cannot be read; copy the file again") from None
 
 

@@ -184,7 +184,7 @@ class ModelConfig:
         """
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"not valid JSON ({error})") from None
         if not isinstance(data, dict):
             raise ConfigError("expected a JSON object")

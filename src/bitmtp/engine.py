@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bitmtp import checkpoint
 from bitmtp.backends import load_backend
-from bitmtp.backends.base import Backend, PreparedBackend, Workload
+from bitmtp.backends.base import Backend, PreparedBackend, TimedBackend, Workload, prefill_by_steps
 from bitmtp.config import ModelConfig
-from bitmtp.decoding.chooser import AdaptiveShaper
-from bitmtp.decoding.costs import Tuning, measure_costs
-from bitmtp.decoding.decoder import Decoder, Finish, Token, advance
-from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.policy import Policy
-from bitmtp.decoding.resident import can_reside, decode_resident
-from bitmtp.decoding.state import State
+from bitmtp.core.costs import Tuning, measure_costs
+from bitmtp.core.learned import LearnedCosts
+from bitmtp.core.policies import make_policy
+from bitmtp.core.policy import Policy
+from bitmtp.core.text import Finish, Grammar, Text, Token
 from bitmtp.errors import RequestError
+from bitmtp.loop import Loop
 from bitmtp.models import shipped_model
-from bitmtp.sampling import Sampling
+from bitmtp.sampling import GREEDY, Sampling
 from bitmtp.text import TextStream
 from bitmtp.tokenizer import Message, Tokenizer
 
@@ -33,7 +31,7 @@ class Request:
 
     Attributes:
         prompt: token ids, text (encoded as it is), or chat messages (rendered by the chat template).
-        policy: None: speculative if the model drafts, autoregressive otherwise.
+        policy: None: ``auto``.
         seed: key of the sampling noise, instead of ``sampling.seed``; if neither is given a random one is drawn, which
             the result reports.
         stop: strings that end the text.
@@ -87,92 +85,89 @@ class Result:
         return self.num_spec_steps >= 8 and self.draft_acceptance_rate < 0.02
 
 
+_FRAME = 16.0  # milliseconds within which nobody sees tokens come one by one: a screen shows them together
+
+
 def _workload(policy: Policy, sampling: Sampling, several: bool = False) -> Workload:
     return Workload(several, sampling.filtered, policy.shaped)
 
 
 class Generation:
-    """A text being written; iterate for its chunks. :attr:`result` is right at any moment, after Ctrl-C too; where the
-    backend iterates by itself, what it counts of passes comes when the text ends or is left."""
+    """A text being written; iterate for its chunks. :attr:`result` is right at any moment, after Ctrl-C too.
 
-    def __init__(self, engine: Engine, sequence: int, request: Request, ids: list[int], reused: int) -> None:
+    Args:
+        reused: tokens of the prompt whose K/V the sequence holds.
+        grammar, top: as of :class:`bitmtp.core.text.Text`.
+    """
+
+    def __init__(
+        self, engine: Engine, sequence: int, request: Request, ids: list[int], reused: int,
+        grammar: Grammar | None = None, top: int | None = None,
+    ) -> None:  # fmt: skip
         self._engine = engine
-        seed = request.seed if request.seed is not None else request.sampling.seed or secrets.randbits(63)
+        named = request.sampling.seed if request.sampling.seeded else secrets.randbits(63)
+        seed = named if request.seed is None else request.seed
         policy = request.policy or engine.default_policy()
-        if policy.block_size > engine.config.block_size:
+        if policy.block_size > engine.config.block_size and not policy.adaptive:
             raise RequestError(f"block size {policy.block_size} is above the model's {engine.config.block_size}")
-        state = State(sequence, replace(request.sampling, seed=seed), ids, len(ids), reused)
-        limit = min(len(ids) + request.max_tokens, engine.context)
-        eos = frozenset(engine.config.eos_token_ids)
-        shaper = AdaptiveShaper(policy, engine.tuning, state.sampling.temperature) if policy.adaptive else None
-        self.decoder = Decoder(state, policy, limit, eos, ends=self._see, shaper=shaper)
-        self._text = TextStream(engine.tokenizer, request.stop)
+        self.text = Text(
+            sequence, ids, reused, policy, replace(request.sampling, seed=seed),
+            min(len(ids) + request.max_tokens, engine.context), frozenset(engine.config.eos_token_ids), engine.costs,
+            tuning=engine.calibrations, grammar=grammar, top=top, ends=self._see,
+        )  # fmt: skip
+        # Where the card runs chains by itself, trees are not worth the host's time, and windows only behind long texts.
+        chains = policy.adaptive and isinstance(engine.backend, TimedBackend)
+        self.text.core.linear = chains and not self.text.core.wants_windows
+        self._stream = TextStream(engine.tokenizer, request.stop)
         self._chunks: list[Chunk] = []
         self._begun = time.perf_counter()
         self._first = self._last = 0.0
-        self._resident: Generator[list[Token], None, None] | None = None
 
     def _see(self, token: Token) -> bool:
-        self._chunks.append(Chunk(token, self._text.push(token.id)))
-        return self._text.stopped
-
-    def start(self) -> list[Chunk]:
-        """Prefill and commit the first token."""
-        self.decoder.start(self._engine.backend)
-        return self.take()
+        self._chunks.append(Chunk(token, self._stream.push(token.id)))
+        return self._stream.stopped
 
     def take(self) -> list[Chunk]:
-        """The chunks committed since the last call."""
-        if self._chunks:
+        """The chunks of the next iteration that nobody has taken yet; none if there is none."""
+        if self.text.take():
             self._last = time.perf_counter()
             self._first = self._first or self._last
         chunks, self._chunks = self._chunks, []
-        if self.decoder.finish is not None and chunks:
-            chunks[-1] = replace(chunks[-1], text=chunks[-1].text + self._text.finish())
+        if self.text.finish is not None and chunks:
+            chunks[-1] = replace(chunks[-1], text=chunks[-1].text + self._stream.finish())
+            self._engine.learned.save()
         return chunks
 
     def __iter__(self) -> Iterator[Chunk]:
-        backend = self._engine.backend
-        resident = self._prepare()
-        yield from self.start()
-        if resident and self.decoder.finish is None:
-            with closing(decode_resident(backend, self.decoder)) as self._resident:
-                for _ in self._resident:
-                    yield from self.take()
-        while self.decoder.finish is None:
-            advance(backend, [self.decoder])
-            yield from self.take()
+        text = self.text
+        self._engine.prepare(_workload(text.policy, text.sampling))
+        try:
+            while text.finish is None:
+                self._engine.loop.run([text], _FRAME if text.begun else 0.0)
+                while chunks := self.take():
+                    yield from chunks
+        finally:
+            self.leave()
 
     def leave(self) -> None:
-        """End the backend's own loop, if it is in one, so that the sequence can be used for something else."""
-        if self._resident is not None:
-            self._resident.close()
-
-    def _prepare(self) -> bool:
-        """Let the backend make ready, before the text begins; whether it will iterate by itself. Trees and windows are
-        the host's, so a resident text needs none of their passes."""
-        workload = _workload(self.decoder.policy, self.decoder.state.sampling)
-        self._engine.prepare(replace(workload, shaped=False))
-        if can_reside(self._engine.backend, self.decoder):
-            return True
-        self._engine.prepare(workload)
-        return False
+        """Nobody goes on with it; its sequence can be used for something else."""
+        self._engine.loop.leave(self.text)
 
     @property
     def result(self) -> Result:
         """The text so far with its figures."""
-        decoder, state, stats = self.decoder, self.decoder.state, self.decoder.stats
-        seconds, later = self._last - self._first, max(state.generated - 1, 0)
+        text, stats = self.text, self.text.stats
+        seconds, later = self._last - self._first, max(len(text.written) - 1, 0)
         return Result(
-            text=self._text.text,
-            token_ids=state.committed[state.prompt_length :],
-            policy=decoder.policy,
+            text=self._stream.text,
+            token_ids=list(text.written),
+            policy=text.policy,
             backend=self._engine.backend.name,
-            seed=state.sampling.seed,
-            finish=decoder.finish or Finish.INTERRUPTED,
+            seed=text.sampling.seed,
+            finish=text.finish or Finish.INTERRUPTED,
             mean_acceptance_length=stats.mean_acceptance_length,
             draft_acceptance_rate=stats.draft_acceptance_rate,
-            acceptance_histogram=stats.acceptance_histogram(decoder.policy.block_size),
+            acceptance_histogram=stats.acceptance_histogram(text.policy.block_size),
             num_spec_steps=stats.num_spec_steps,
             passes=stats.passes,
             graph_replays=stats.graph_replays,
@@ -192,7 +187,7 @@ class Session:
         self._inherited = list(known)
         self._last: Generation | None = None
 
-    def generate(self, request: Request) -> Generation:
+    def generate(self, request: Request, grammar: Grammar | None = None) -> Generation:
         """Begin a text; nothing runs before it is iterated.
 
         Raises:
@@ -203,7 +198,7 @@ class Session:
         known = self._known()
         reused = next((i for i, pair in enumerate(zip(ids, known, strict=False)) if pair[0] != pair[1]), len(known))
         reused = min(reused, len(ids) - 1)
-        generation = Generation(self._engine, self._sequence, request, ids, reused)
+        generation = Generation(self._engine, self._sequence, request, ids, reused, grammar)
         self._engine.backend.truncate(self._sequence, reused)
         self._last = generation
         return generation
@@ -212,12 +207,18 @@ class Session:
         """The tokens whose K/V the sequence holds."""
         if self._last is None:
             return self._inherited
-        state = self._last.decoder.state
-        return state.committed[: state.materialized]
+        text = self._last.text
+        return text.committed[: text.materialized]
 
     def _leave(self) -> None:
         if self._last is not None:
             self._last.leave()
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Bring tokens into the sequence that texts of forks begin with."""
+        if ids:
+            prefill_by_steps(self._engine.backend, self._sequence, ids, GREEDY)
+        self._inherited = list(ids)
 
     def fork(self, length: int) -> Session:
         """A session of its own that shares the first ``length`` tokens held here, or as many as there are."""
@@ -240,7 +241,8 @@ class Engine:
     """A loaded model: tokenizer, backend, context.
 
     Args:
-        tuning: costs and calibration for adaptive policies; None: the costs are measured when they are first needed.
+        tuning: costs and calibration for adaptive policies; None: the costs are learned from the passes of texts, and
+            kept for the next process.
     """
 
     def __init__(self, backend: Backend, tokenizer: Tokenizer, context: int, tuning: Tuning | None = None) -> None:
@@ -248,17 +250,30 @@ class Engine:
         self.tokenizer = tokenizer
         self.context = context
         self._tuning = tuning
+        self.learned = LearnedCosts.of(backend)
+        self._make_loop()
+
+    def _make_loop(self) -> None:
+        self.costs = self.learned.costs if self._tuning is None else self._tuning.costs.core()
+        self.loop = Loop(self.backend, self.costs)
+
+    @property
+    def calibrations(self) -> Tuning:
+        """What proposals' probabilities mean."""
+        return self._tuning or Tuning.usual()
 
     @property
     def tuning(self) -> Tuning:
-        """What adaptive policies know of this machine and model."""
+        """What adaptive policies know of this machine and model; costs are measured if nobody gave them."""
         if self._tuning is None:
-            self._tuning = Tuning(measure_costs(self.backend, self.context))
+            self.tuning = Tuning(measure_costs(self.backend, self.context))
+        assert self._tuning is not None
         return self._tuning
 
     @tuning.setter
     def tuning(self, tuning: Tuning) -> None:
         self._tuning = tuning
+        self._make_loop()
 
     @classmethod
     def load(
@@ -306,9 +321,8 @@ class Engine:
             self.backend.prepare(workload)
 
     def default_policy(self) -> Policy:
-        """Speculative if the model drafts, autoregressive otherwise: lossless both."""
-        drafts = self.config.block_size > 1
-        return make_policy("speculative" if drafts else "autoregressive", self.config.block_size)
+        """``auto``: lossless, and it drafts only where that pays."""
+        return make_policy("auto", self.config.block_size)
 
     def encode(self, request: Request) -> list[int]:
         """Token ids of a request's prompt, checked against context and vocabulary.
@@ -362,24 +376,33 @@ class Engine:
 
         Requests with the same prompt share its K/V.
         """
-        sessions: list[Session] = []
-        running: list[Generation] = []
-        first: dict[tuple[int, ...], Session] = {}
         for request in requests:
             policy = request.policy or self.default_policy()
             self.prepare(_workload(policy, request.sampling, several=len(requests) > 1))
+        prompts = [tuple(self.encode(request)) for request in requests]
+        sources: dict[tuple[int, ...], Session] = {}
+        sessions: list[Session] = []
         try:
-            for request in requests:
-                ids = tuple(self.encode(request))
-                sessions.append(first[ids].fork(len(ids)) if ids in first else self.session())
-                first.setdefault(ids, sessions[-1])
-                running.append(sessions[-1].generate(replace(request, prompt=ids)))
-                running[-1].start()
-            while any(generation.decoder.finish is None for generation in running):
-                advance(self.backend, [generation.decoder for generation in running])
-                for generation in running:
-                    generation.take()
+            for ids in dict.fromkeys(prompts):  # what several begin with is run once
+                sessions.append(self.session())
+                sources[ids] = sessions[-1]
+                if prompts.count(ids) > 1:
+                    sessions[-1].read(ids[:-1])
+            running = []
+            for request, ids in zip(requests, prompts, strict=True):
+                own = sources.pop(ids) if prompts.count(ids) == 1 else sources[ids].fork(len(ids))
+                sessions += [own] if own not in sessions else []
+                running.append(own.generate(replace(request, prompt=ids)))
+            self._write(running)
             return [generation.result for generation in running]
         finally:
             for session in sessions:
                 session.close()
+
+    def _write(self, running: Sequence[Generation]) -> None:
+        texts = [generation.text for generation in running]
+        while any(text.finish is None for text in texts):
+            texts = self.loop.run(texts, _FRAME)
+            for generation in running:
+                while generation.take():
+                    pass

@@ -26,6 +26,13 @@ def _check(name: str, value: float, low: float, high: float) -> None:
         raise RequestError(f"{name} is {value}; it must lie between {low:g} and {high:g}")
 
 
+class _NoSeed(int):
+    """The 0 of whoever names no seed, told apart from a 0 that was named."""
+
+
+NO_SEED = _NoSeed()
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters of one request; the defaults are greedy.
@@ -43,7 +50,7 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    seed: int = 0
+    seed: int = NO_SEED
     choice: int = 0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -63,6 +70,11 @@ class Sampling:
         _check("frequency_penalty", self.frequency_penalty, -100, 100)
         for _, value in self.logit_bias:
             _check("logit_bias", value, -1e9, 1e9)
+
+    @property
+    def seeded(self) -> bool:
+        """Whether a seed was named."""
+        return not isinstance(self.seed, _NoSeed)
 
     @property
     def penalised(self) -> bool:

@@ -89,7 +89,9 @@ class Tokenizer:
                     messages=list(messages), add_generation_prompt=add_generation_prompt, tools=tools, **names
                 )
             )
-        except (TemplateError, TypeError) as error:
+        except RequestError:
+            raise
+        except Exception as error:  # a template is a program that somebody else wrote
             raise RequestError(f"the chat template rejects these messages: {error}") from None
 
     @cached_property
@@ -113,7 +115,7 @@ def _read_settings(file: Path) -> dict[str, Any]:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{file}: missing; a checkpoint folder must hold it") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not valid JSON ({error})") from None
     if not isinstance(settings, dict):
         raise CheckpointError(f"{file}: expected a JSON object")

@@ -356,6 +356,31 @@ def test_a_window_hides_what_it_hides(backend_name: str, change: int) -> None:
 # Sequences
 
 
+def test_rows_before_a_mark_are_seen_as_if_by_bits(backend: Backend) -> None:
+    """A row sees every row of its text before ``since``, and from there on those whose bits are set."""
+    tokens, outputs = random_tokens(np.random.default_rng(2), 40, backend.config), []
+    for marked in (False, True):
+        sequence = backend.open()
+        rows = causal_rows(sequence, tokens, 0, [Head.EXACT] * 40, GREEDY)
+        branch = replace(rows[30], token=tokens[0], visible=(1 << 30) - 1 | 1 << 40)
+        if marked:
+            rows = [replace(row, visible=1, since=index) for index, row in enumerate(rows)]
+            branch = replace(branch, visible=1 << 10, since=30)
+        outputs.append(run(backend, [*rows, branch]))
+        backend.materialize(sequence, range(40))
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(("visible", "since"), [(1, 2), (1, 1), (0b10, 0), (1, -1)])
+def test_marks_that_are_wrong_are_refused(backend: Backend, visible: int, since: int) -> None:
+    first, second = causal_rows(backend.open(), [5, 6], 0, [Head.EXACT] * 2, GREEDY)
+    if (visible, since) in ((1, 1), (0b10, 0)):  # itself alone, or itself behind all before it: sound
+        backend.step([first, replace(second, visible=visible, since=since)])
+        return
+    with pytest.raises(ValueError, match="bits are wrong"):
+        backend.step([first, replace(second, visible=visible, since=since)])
+
+
 def test_fork_and_truncate(backend: Backend) -> None:
     tokens, later = text_of(backend.config, 30), text_of(backend.config, 4, seed=7)
     source, fresh = backend.open(), backend.open()

@@ -1,258 +1,167 @@
-"""The CPU backend's resident loop beside the host-driven loop: same tokens, same sources, same figures, wherever it is
-left."""
+"""The CPU backend's own loop: passes of many texts in C++, as the host would drive them."""
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import pytest
-from conftest import END, backend_or_skip, make_engine, random_checkpoint, tiny_config, why_unavailable
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from conftest import END, backend_or_skip, make_engine, random_checkpoint, random_tokens, tiny_config, why_unavailable
 
 from bitmtp.backends.base import Backend
-from bitmtp.backends.cpu import backend as cpu
-from bitmtp.decoding.chooser import AdaptiveShaper
-from bitmtp.decoding.costs import Calibration, CostTable, Tuning
-from bitmtp.decoding.decoder import Decoder, Token, advance
-from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.policy import Policy, Verify
-from bitmtp.decoding.resident import can_reside, decode_resident
-from bitmtp.decoding.state import State
-from bitmtp.engine import Engine, Request, Result
+from bitmtp.core.costs import CostTable, Tuning
+from bitmtp.core.policies import make_policy
+from bitmtp.core.policy import Policy, Verify
+from bitmtp.core.text import Text
+from bitmtp.core.topology import spine
+from bitmtp.engine import Engine, Request
+from bitmtp.loop import Loop
 from bitmtp.sampling import Sampling
 
-pytestmark = pytest.mark.skipif(bool(why_unavailable("cpu")), reason=why_unavailable("cpu") or "")
+sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
+from texts import CHEAP, make_text
 
-CONTEXT = 320
-MODELS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "chain": {"chain_rank": 4},
-    "medusa": {"drafter": "medusa"},
-    "largest block": {"block_size": 32},
-}
-TIMES = {"ttft_ms", "tpot_ms", "tokens_per_second"}
-
-
-@cache
-def backend_of(model: str) -> Backend:
-    made = random_checkpoint(tiny_config(max_position=CONTEXT, vocab_size=40, **MODELS[model]), seed=len(model))
-    return backend_or_skip("cpu", made)
-
-
-@dataclass(frozen=True)
-class Text:
-    """What a decoder is made of."""
-
-    model: str
-    policy: Policy
-    sampling: Sampling
-    prompt: tuple[int, ...]
-    room: int
-    eos_ids: frozenset[int]
-
-    def begin(self) -> Decoder:
-        state = State(backend_of(self.model).open(), self.sampling, list(self.prompt), len(self.prompt))
-        decoder = Decoder(state, self.policy, min(len(self.prompt) + self.room, CONTEXT), self.eos_ids)
-        decoder.start(backend_of(self.model))
-        return decoder
+pytestmark = pytest.mark.skipif(why_unavailable("cpu") is not None, reason=str(why_unavailable("cpu")))
+SAMPLINGS = [
+    Sampling(),
+    Sampling(1.0, seed=3),
+    Sampling(0.9, top_k=20, top_p=0.9, seed=4),
+    Sampling(1.0, seed=5, repetition_penalty=1.2, frequency_penalty=0.3, logit_bias=((END, -1e9), (40, 2.0))),
+]
+POLICIES = [
+    make_policy("autoregressive", 16),
+    make_policy("speculative", 16, block_size=16, verify_bound=0.0),
+    make_policy("auto", 16),
+    make_policy("hybrid", 16, tau=0.3),
+    make_policy("confidence", 16, tau=0.05),
+    Policy("spine", 8, Verify.ALWAYS, topology=spine(6, (0, 2, 2, 1))),
+]
+FIGURES = ("passes", "iterations", "num_spec_steps", "proposed", "accepted", "copied", "lengths")
 
 
-probabilities = st.one_of(st.sampled_from([0.0, 0.05, 1.0]), st.floats(0, 1))
+class HostDriven:
+    """A backend whose loop the host drives: all that a loop would add is hidden."""
 
-
-@st.composite
-def policies(draw: st.DrawFn, largest: int) -> Policy:
-    block_size = draw(st.integers(1, largest))
-    calibration = draw(st.sampled_from([None, Calibration(), Calibration((0.5, 2.0), (2.5, -0.5))]))
-    min_prefix, bound = draw(st.integers(1, block_size)), draw(probabilities)
-    verify = draw(st.sampled_from(list(Verify)))
-    return Policy("any", block_size, verify, draw(probabilities), min_prefix, bound, calibration=calibration)
-
-
-@st.composite
-def samplings(draw: st.DrawFn) -> Sampling:
-    if draw(st.booleans()):
-        return Sampling(logit_bias=draw(st.sampled_from([(), ((3, 2.0), (5, -1.0))])))
-    return Sampling(
-        draw(st.floats(0.2, 4)),
-        draw(st.sampled_from([0, 3])),
-        draw(st.sampled_from([1.0, 0.8])),
-        draw(st.sampled_from([0.0, 0.1])),
-        draw(st.integers(0, (1 << 64) - 1)),
-    )
-
-
-@st.composite
-def texts(draw: st.DrawFn) -> Text:
-    model = draw(st.sampled_from(sorted(MODELS)))
-    long = draw(st.integers(1, 8)) == 1
-    prompt = draw(st.lists(st.integers(3, 39), min_size=280 if long else 1, max_size=310 if long else 24))
-    eos_ids = draw(st.frozensets(st.integers(0, 39), max_size=4))
-    policy = draw(policies(backend_of(model).config.block_size))
-    return Text(model, policy, draw(samplings()), tuple(prompt), draw(st.integers(1, 70)), eos_ids)
-
-
-def by_the_host(decoder: Decoder, backend: Backend, iterations: int = 1000) -> list[list[Token]]:
-    """So many iterations, or all of them."""
-    taken: list[list[Token]] = []
-    while decoder.finish is None and len(taken) < iterations:
-        committed = advance(backend, [decoder])[0]
-        taken += [committed] if committed else []
-    return taken
-
-
-def by_itself(decoder: Decoder, backend: Backend, iterations: int = 1000) -> list[list[Token]]:
-    """As :func:`by_the_host`, in the resident loop; what it yields are iterations."""
-    if decoder.finish is not None:
-        return []
-    assert can_reside(backend, decoder)
-    taken, running = list[list[Token]](), decode_resident(backend, decoder)
-    for batch in running:
-        taken.append(batch)
-        if len(taken) == iterations:
-            break
-    running.close()
-    return taken
-
-
-def check_same(ours: Decoder, host: Decoder, backend: Backend) -> None:
-    assert ours.finish == host.finish
-    assert ours.stats == host.stats
-    assert ours.state.committed == host.state.committed
-    assert ours.state.materialized == host.state.materialized
-    assert backend.length(ours.state.sequence) == backend.length(host.state.sequence) == host.state.materialized
-
-
-@settings(max_examples=300)
-@given(texts())
-def test_the_resident_loop_is_the_host_loop(text: Text) -> None:
-    backend, ours, host = backend_of(text.model), text.begin(), text.begin()
-    assert by_itself(ours, backend) == by_the_host(host, backend)
-    check_same(ours, host, backend)
-    for decoder in (ours, host):
-        backend.close(decoder.state.sequence)
-
-
-@settings(max_examples=200)
-@given(texts(), st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=6))
-def test_it_may_be_left_and_begun_anywhere(text: Text, turns: list[tuple[bool, int]]) -> None:
-    """The loops take turns in one text, which is compared wherever they meet."""
-    backend, ours, host = backend_of(text.model), text.begin(), text.begin()
-    for resident, iterations in [*turns, (True, 1000)]:
-        run = by_itself if resident else by_the_host
-        assert run(ours, backend, iterations) == by_the_host(host, backend, iterations)
-        check_same(ours, host, backend)
-    for decoder in (ours, host):
-        backend.close(decoder.state.sequence)
-
-
-@pytest.mark.parametrize("frame", [0.0, 0.3, 1e6])
-def test_how_many_iterations_a_call_runs_does_not_matter(frame: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "_FRAME", frame)
-    policy = make_policy("speculative", 16, block_size=6)
-    text = Text("chain", policy, Sampling(1.0, seed=4), tuple(range(3, 20)), 200, frozenset())
-    backend, ours, host = backend_of("chain"), text.begin(), text.begin()
-    assert by_itself(ours, backend, 7) == by_the_host(host, backend, 7)
-    check_same(ours, host, backend)
-    assert by_itself(ours, backend) == by_the_host(host, backend)
-    check_same(ours, host, backend)
-
-
-class Interrupted:
-    """A model whose second call is interrupted as it returns."""
-
-    def __init__(self, model: Any) -> None:
-        self._model, self._calls = model, 0
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.config, self.name = backend.config, backend.name
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def iterate(self, *arguments: Any) -> Any:
-        iterations, self._calls = self._model.iterate(*arguments), self._calls + 1
-        if self._calls == 2:
-            raise KeyboardInterrupt
-        return iterations
-
-
-def test_an_interrupt_forgets_what_nobody_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = make_policy("speculative", 16, block_size=6)
-    text = Text("plain", policy, Sampling(), tuple(range(3, 20)), 200, frozenset())
-    backend, ours, host = cast(Any, backend_of("plain")), text.begin(), text.begin()
-    monkeypatch.setattr(backend, "_model", Interrupted(backend._model))
-    with pytest.raises(KeyboardInterrupt):
-        by_itself(ours, backend)
-    by_the_host(host, backend, 1)
-    check_same(ours, host, backend)
-    assert by_itself(ours, backend) == by_the_host(host, backend)
-
-
-def test_what_stays_with_the_host() -> None:
-    backend = backend_of("plain")
-    policy = make_policy("auto", 16)
-    adaptive = Text("plain", policy, Sampling(), (5, 6), 20, frozenset()).begin()
-    adaptive.shaper = AdaptiveShaper(policy, Tuning(CostTable((1, 64), (1.0, 2.0))))
-    assert not can_reside(backend, adaptive)
-    ended = Text("plain", make_policy("speculative", 16), Sampling(), (5, 6), 20, frozenset(range(17))).begin()
-    assert not can_reside(backend, ended)
-
-
-# Through the engine
+        if name in ("run", "can_run", "settle"):
+            raise AttributeError(name)
+        return getattr(self._backend, name)
 
 
 @pytest.fixture(scope="module")
+def backend() -> Backend:
+    return backend_or_skip("cpu", random_checkpoint(tiny_config(chain_rank=4), seed=3))
+
+
+def prompts(backend: Backend, count: int) -> list[list[int]]:
+    luck = np.random.default_rng(1)
+    return [random_tokens(luck, int(luck.integers(1, 90)), backend.config) for _ in range(count)]
+
+
+def finish(backend: Any, texts: Sequence[Text], milliseconds: float) -> list[Any]:
+    """Tokens and figures of texts that share passes."""
+    loop, order = Loop(backend, CHEAP.costs.core()), list(texts)
+    tokens: dict[int, list[Any]] = {id(text): [] for text in texts}
+    while any(text.finish is None for text in texts):
+        order = loop.run(order, milliseconds)
+        for text in texts:
+            while taken := text.take():
+                tokens[id(text)] += taken
+    return [(tokens[id(text)], [getattr(text.stats, name) for name in FIGURES]) for text in texts]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "filtered", "penalised"])
+def test_a_text_is_the_one_that_the_host_would_write(backend: Backend, policy: Policy, sampling: Sampling) -> None:
+    for prompt in prompts(backend, 2):
+        host = make_text(backend, prompt, policy, 40, sampling=sampling, eos=frozenset({END}))
+        own = make_text(backend, prompt, policy, 40, sampling=sampling, eos=frozenset({END}))
+        assert finish(HostDriven(backend), [host], 0.0) == finish(backend, [own], 5.0)
+        assert own.finish is host.finish
+        assert backend.length(own.sequence) == own.core.materialized
+
+
+def test_many_texts_are_each_alone(backend: Backend) -> None:
+    asked = [(p, policy, s) for p, policy in zip(prompts(backend, 6), POLICIES, strict=True) for s in SAMPLINGS]
+    alone = [finish(backend, [make_text(backend, p, policy, 30, sampling=s)], 5.0)[0] for p, policy, s in asked]
+    together = finish(backend, [make_text(backend, p, policy, 30, sampling=s) for p, policy, s in asked], 5.0)
+    ids = [[[token.id for token in tokens] for tokens, _ in each] for each in (together, alone)]
+    assert ids[0] == ids[1]
+
+
+def test_log_probabilities_ride_along(backend: Backend) -> None:
+    for policy in POLICIES[:4]:
+        prompt = prompts(backend, 1)[0]
+        (host, _), *_ = finish(HostDriven(backend), [make_text(backend, prompt, policy, 20, top=5)], 0.0)
+        (own, _), *_ = finish(backend, [make_text(backend, prompt, policy, 20, top=5)], 5.0)
+        assert [token.id for token in own] == [token.id for token in host]
+        for mine, theirs in zip(own, host, strict=True):
+            assert mine.logprobs is not None
+            assert theirs.logprobs is not None
+            assert mine.logprobs.chosen == pytest.approx(theirs.logprobs.chosen, abs=1e-5)
+            assert [token for token, _ in mine.logprobs.top] == [token for token, _ in theirs.logprobs.top]
+
+
+def test_a_first_token_is_heard_of_at_once(backend: Backend) -> None:
+    first, second = (make_text(backend, p, POLICIES[1], 400) for p in prompts(backend, 2))
+    loop = Loop(backend, CHEAP.costs.core())
+    while not first.begun:
+        loop.run([first], 1e6)
+        first.take()
+    loop.run([first, second], 1e6)
+    assert second.take()
+    assert first.core.status == 0, "it did not run to its end meanwhile"
+
+
+def test_a_run_is_bounded(backend: Backend) -> None:
+    text = make_text(backend, [5, 6], POLICIES[0], 400)
+    loop = Loop(backend, CHEAP.costs.core())
+    for _ in range(3):
+        loop.run([text], 0.0)
+        assert len(loop.widths) == 1
+    assert loop.milliseconds["exact"] > 0
+
+
+@pytest.fixture
 def engine(tokenizer_folder: Path) -> Engine:
-    return make_engine("cpu", random_checkpoint(tiny_config(chain_rank=4)), tokenizer_folder)
+    made = make_engine("cpu", random_checkpoint(tiny_config()), tokenizer_folder)
+    return Engine(made.backend, made.tokenizer, made.context, Tuning(CostTable((1, 64), (3.0, 30.0))))
 
 
-def timeless(result: Result) -> Result:
-    return replace(result, **dict.fromkeys(TIMES, 0.0))
-
-
-def request_of(policy: str, stop: Sequence[str] = (), **options: Any) -> Request:
-    return Request("the cat", 60, make_policy(policy, 16, **options), Sampling(1.0, seed=9), stop=tuple(stop))
-
-
-@pytest.mark.parametrize("policy", ["autoregressive", "speculative", "confidence", "hybrid"])
-def test_a_stop_string_cuts_text_and_figures(engine: Engine, policy: str) -> None:
-    options = {"verify_bound": 0.0} if policy in ("speculative", "hybrid") else {}
-    options |= {"tau": 0.02} if policy in ("confidence", "hybrid") else {}
-    whole = engine.generate(request_of(policy, **options))
-    for at in range(len(whole.text) - 2):
-        request = request_of(policy, [whole.text[at : at + 3]], **options)
-        assert timeless(engine.generate(request)) == timeless(engine.generate_batch([request])[0])
-
-
-def test_what_a_stop_string_held_back_is_shown_at_the_end(engine: Engine) -> None:
-    whole = engine.generate_batch([request_of("speculative")])[0]
-    request = request_of("speculative", [whole.text[-1] + "never"])
-    assert engine.generate(request).text == whole.text
-
-
-def test_leaving_a_stream_counts_what_was_taken(engine: Engine) -> None:
-    request = replace(request_of("speculative"), sampling=Sampling(logit_bias=((END, -1e9),)))
-    with engine.session() as session:
-        generation = session.generate(request)
-        for _ in zip(range(20), generation, strict=False):
-            pass
-        result = generation.result
-    whole = engine.generate_batch([request])[0]
-    assert result.token_ids == whole.token_ids[: result.num_tokens]
-    assert 20 <= result.num_tokens < 40
-    assert sum(length * count for length, count in enumerate(result.acceptance_histogram, 1)) == result.num_tokens - 1
-
-
-def test_a_stream_left_open_does_not_disturb_the_next(engine: Engine) -> None:
-    request = replace(request_of("speculative"), sampling=Sampling(logit_bias=((END, -1e9),)))
+@pytest.mark.parametrize("count", [1, 2, 7, 30])
+def test_a_stream_that_is_left_stands_where_it_was_heard(engine: Engine, count: int) -> None:
+    request = Request([5, 9, 44], 200, make_policy("speculative", 16, verify_bound=0.0), Sampling(1.0), seed=3)
     whole = engine.generate(request)
     with engine.session() as session:
-        left = iter(session.generate(request))
-        taken = [next(left).token.id for _ in range(8)]
-        again = iter(session.generate(replace(request, prompt=[*engine.encode(request), *taken], max_tokens=52)))
-        rest = [next(again).token.id for _ in range(9)]
-        del left
-        assert [*taken, *rest, *(chunk.token.id for chunk in again)] == whole.token_ids
+        generation = session.generate(request)
+        heard = [chunk.token.id for _, chunk in zip(range(count), generation, strict=False)]
+        generation.leave()
+        assert generation.result.token_ids[: len(heard)] == heard == whole.token_ids[:count]
+        again = session.generate(request)
+        assert [chunk.token.id for chunk in again] == whole.token_ids
+
+
+def test_texts_that_are_left_are_freed(engine: Engine) -> None:
+    request = Request([5, 9, 44], 400, seed=3)
+    for _ in range(20):
+        next(iter(engine.stream(request)))
+    gc.collect()
+    assert engine.backend.describe()["kv bytes"] == "0"
+
+
+def test_a_pass_that_fails_leaves_texts_as_they_were(backend: Backend) -> None:
+    text = make_text(backend, [5, 6, 7], POLICIES[0], 20)
+    text.core.sequence = 10_000
+    loop = Loop(backend, CHEAP.costs.core())
+    with pytest.raises(ValueError, match="is not open"):
+        loop.run([text])
+    text.core.sequence = text.sequence
+    assert finish(backend, [text], 0.0)[0][0]

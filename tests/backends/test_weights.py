@@ -11,7 +11,7 @@ from conftest import random_checkpoint, random_tokens, tiny_config, why_unavaila
 from bitmtp.backends import load_backend
 from bitmtp.backends.base import Head, Row, Window
 from bitmtp.backends.weights import DraftHead, dequantise_rows, head_copy, head_name, quantise_head
-from bitmtp.decoding.policies import make_policy
+from bitmtp.core.policies import make_policy
 from bitmtp.engine import Engine, Request
 from bitmtp.errors import BackendError
 from bitmtp.numerics import norm

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from bitmtp.benchmark import shapes
+from bitmtp.core.policies import POLICIES
+from bitmtp.core.policies.confidence import confidence
 
 Script = Callable[..., int]
 
@@ -56,7 +58,7 @@ def test_exactness_of_other_shapes(
 def test_exactness_sees_another_text(
     script: Script, questions: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bitmtp.decoding.decoder.longest_path", lambda tree, *_: list(range(tree.shape.width)))
+    monkeypatch.setitem(POLICIES, "speculative", lambda block_size=8: confidence(block_size, tau=0.0))
     given = ["--data", questions, "--output", tmp_path / "out.jsonl", "--model", tiny_model, "--backend", "reference"]
     assert script("exactness.py", *given, "--max-tokens", "12", "--limit", "1", "--threads", "1") == 1
 

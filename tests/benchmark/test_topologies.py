@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bitmtp.benchmark.topologies import Occasion, acceptance, best_trees, fit_calibration, likelihood, observe
-from bitmtp.decoding.costs import Calibration, CostTable, logit, sigmoid
+from bitmtp.core.costs import Calibration, CostTable, logit, sigmoid
 from bitmtp.engine import Engine
 
 FLAT = CostTable((1, 64), (3.0, 3.5))

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from bitmtp.cli.app import run
+from bitmtp.core.text import Grammar
 from bitmtp.engine import Generation, Request, Session
 
 ROOT = Path(__file__).parents[2]
@@ -50,8 +51,10 @@ def bitmtp(capfd: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture(autouse=True)
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder of settings: no profile of the machine's user decides what a test does."""
+    """Empty folders of settings and state: no profile of the machine's user decides what a test does, and no history
+    of theirs grows by it."""
     folder = tmp_path / "settings"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
     return folder
 
@@ -68,9 +71,9 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     seen: list[Request] = []
     generate = Session.generate
 
-    def recording(session: Session, request: Request) -> Generation:
+    def recording(session: Session, request: Request, grammar: Grammar | None = None) -> Generation:
         seen.append(request)
-        return generate(session, request)
+        return generate(session, request, grammar)
 
     monkeypatch.setattr(Session, "generate", recording)
     return seen
@@ -80,7 +83,8 @@ def environment(**changes: str) -> dict[str, str]:
     """Environment of a child process, without what would change its colours."""
     kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
     path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return kept | {"PYTHONPATH": path, "TERM": "xterm-256color"} | changes
+    # Nothing here answers when a program asks the terminal where its cursor is.
+    return kept | {"PYTHONPATH": path, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"} | changes
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -118,16 +122,6 @@ class Terminal:
         while not (match := re.search(pattern, self.output[self._seen :])):
             assert self._read(deadline), f"no {pattern!r} in {self.output[self._seen :]!r}"
         self._seen += match.end()
-
-    def press_until(self, key: str, pattern: str) -> None:
-        """Press a key again and again: one that comes just before Python waits for input is lost."""
-        for _ in range(15):
-            self.type(key)
-            deadline = time.monotonic() + 2
-            while self._read(deadline):
-                if re.search(pattern, self.output[self._seen :]):
-                    return self.expect(pattern)
-        raise AssertionError(f"no {pattern!r} in {self.output[self._seen :]!r}")
 
     def finish(self, seconds: float = 30) -> int:
         """Read to the end; the exit code."""

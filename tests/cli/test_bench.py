@@ -10,7 +10,7 @@ import pytest
 
 from bitmtp import __version__
 from bitmtp.benchmark import shapes
-from bitmtp.decoding.topology import NAMED
+from bitmtp.core.topology import NAMED
 from bitmtp.engine import Result
 
 from .conftest import Command
@@ -70,31 +70,6 @@ def test_profile(bitmtp: Command, model_flags: list[str], tmp_path: Path) -> Non
     assert [each["prompt"] for each in found["profile"]["first_token"]] == [64]
     assert found["policies"] is None
     assert "Time to the first token" in ran.out
-
-
-def test_an_ablation_needs_the_cuda_runtime(bitmtp: Command, model_flags: list[str]) -> None:
-    ran = bitmtp("bench", *model_flags, *QUICK, "--ablation")
-    assert ran.code == 2
-    assert "--backend cuda" in ran.err
-
-
-def test_an_ablation_that_changes_a_text_is_an_error(
-    bitmtp: Command, model_flags: list[str], prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from bitmtp.backends.cuda.runtime import Runtime
-    from bitmtp.backends.reference import ReferenceBackend
-
-    monkeypatch.setattr(ReferenceBackend, "runtime", Runtime.RESIDENT, raising=False)
-    given = ("bench", *model_flags, *QUICK, "--ablation", "--prompts", prompts, "--block-size", "4")
-    ran = bitmtp(*given)
-    assert (ran.code, ran.err) == (0, "")
-    assert "+ resident loop" in ran.out
-    monkeypatch.setattr(
-        "bitmtp.benchmark.ablation.changed", lambda rungs: [(rungs[0].runtime, rungs[0].figures[1].policy)]
-    )
-    ran = bitmtp(*given)
-    assert ran.code == 1
-    assert "MISMATCH: speculative" in ran.err
 
 
 def test_a_shape_needs_no_model(bitmtp: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def check(ran: Ran, *words: str) -> None:
         (["--block-size", "17"], ["17", "16"]),
         (["--block-size", "0"], ["block size"]),
         (["--policy", "hybrid", "--block-size", "4", "--min-prefix", "5"], ["min_prefix", "5", "4"]),
-        (["--tau", "0.5"], ["tau", "speculative"]),
+        (["--tau", "0.5"], ["tau", "auto"]),
         (["--policy", "autoregressive", "--block-size", "4"], ["block_size", "autoregressive"]),
         (["--max-tokens", "0"], ["max_tokens"]),
         (["--temperature", "-1"], ["temperature"]),
@@ -69,6 +69,12 @@ def test_prompt_that_is_not_utf8(bitmtp: Command, model_flags: list[str]) -> Non
 def test_missing_model(bitmtp: Command, tmp_path: Path) -> None:
     check(bitmtp("generate", "Hello", "--model", tmp_path / "nowhere"), "nowhere")
     check(bitmtp("info", "--model", tmp_path / "nowhere"), "nowhere")
+
+
+@pytest.mark.parametrize("command", [["generate", "Hello"], ["info"], ["serve"]])
+def test_a_gguf_file_is_no_model_folder(bitmtp: Command, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    check(bitmtp(*command, "--model", tmp_path / "m.gguf"), "m.gguf: a file", "bitmtp convert")
 
 
 def test_cut_off_weights(bitmtp: Command, tiny_model: Path, tmp_path: Path) -> None:

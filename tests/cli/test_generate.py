@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bitmtp.cli import render
-from bitmtp.decoding.policies import make_policy
+from bitmtp.core.policies import make_policy
 from bitmtp.engine import Chunk, Engine, Request
 from bitmtp.sampling import Sampling
 
@@ -37,7 +37,7 @@ def test_json_is_one_object_with_the_promised_fields(bitmtp: Command, model_flag
     found = json.loads(ran.out)
     assert list(found) == FIELDS
     assert found["num_tokens"] == len(found["token_ids"]) == 20
-    assert (found["policy"], found["backend"]) == ("speculative", "reference")
+    assert (found["policy"], found["backend"]) == ("auto", "reference")
     committed = sum(length * times for length, times in enumerate(found["acceptance_histogram"], start=1))
     assert committed == 19  # the first token belongs to no iteration
 
@@ -51,7 +51,7 @@ def test_lossless_policies_write_the_same_text(bitmtp: Command, model_flags: lis
 
     autoregressive = ids("--policy", "autoregressive")
     assert ids() == autoregressive
-    assert ids("--block-size", "3", "--verify-bound", "0") == autoregressive
+    assert ids("--policy", "speculative", "--block-size", "3", "--verify-bound", "0") == autoregressive
 
 
 def test_every_flag_reaches_the_engine(bitmtp: Command, model_flags: list[str], requests: list[Request]) -> None:

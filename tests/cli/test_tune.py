@@ -53,7 +53,9 @@ def test_commands_find_what_it_wrote(
 ) -> None:
     monkeypatch.setattr(search, "BLOCK_SIZES", (2,))
     monkeypatch.setattr(search, "BOUNDS", (0.1,))
-    monkeypatch.setattr(search, "best", lambda figures: next(each for each in figures if each.policy.name == "auto"))
+    monkeypatch.setattr(
+        search, "best", lambda figures: next(each for each in figures if each.policy.name == "speculative")
+    )
     tuned = bitmtp("tune", *model_flags, "--threads", "1", "--limit", "2", "--max-tokens", "8", "--trees")
     assert tuned.code == 0
     assert "Trees that no other beats" in tuned.out
@@ -64,12 +66,12 @@ def test_commands_find_what_it_wrote(
     assert profile.acceptance is not None
 
     text = ("generate", "One", *model_flags, "--max-tokens", "4", "--json")
-    assert '"auto"' in bitmtp(*text).out
-    assert '"speculative"' in bitmtp(*text, "--policy", "speculative").out, "an option counts for more"
+    assert '"speculative"' in bitmtp(*text).out
+    assert '"auto"' in bitmtp(*text, "--policy", "auto").out, "an option counts for more"
     file.write_text(file.read_text(encoding="utf-8").replace(profile.model, "another"), encoding="utf-8")
     stale = bitmtp(*text)
     assert stale.code == 0
-    assert '"speculative"' in stale.out
+    assert '"auto"' in stale.out
     assert "is not used: this profile was made for model another" in stale.err
 
 

@@ -186,7 +186,7 @@ def write_gguf(file: Path, fields: Mapping[str, Any], tensors: Mapping[str, Stor
 
 
 def gguf_fields(architecture: str, config: ModelConfig, **more: Any) -> dict[str, Any]:
-    """Metadata of a model; ``more`` is added as it is, ``__`` standing for a dot."""
+    """Metadata of a model; ``more`` is added as it is, ``__`` standing for a dot; None takes a field away."""
     fields: dict[str, Any] = {
         "general.architecture": architecture,
         f"{architecture}.block_count": config.num_layers,
@@ -200,7 +200,8 @@ def gguf_fields(architecture: str, config: ModelConfig, **more: Any) -> dict[str
         f"{architecture}.rope.freq_base": float(config.rope_theta),
         "tokenizer.ggml.eos_token_id": config.eos_token_ids[0],
     }
-    return fields | {name.replace("__", "."): value for name, value in more.items()}
+    fields |= {name.replace("__", "."): value for name, value in more.items()}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def gguf_name(name: str) -> str:

@@ -13,7 +13,7 @@ from conftest import TEMPLATE, write_tokenizer
 from bitmtp import checkpoint
 from bitmtp.convert.convert import Options, convert
 from bitmtp.convert.huggingface import model_config
-from bitmtp.decoding.policies import make_policy
+from bitmtp.core.policies import make_policy
 from bitmtp.engine import Engine, Request
 from bitmtp.errors import CheckpointError, ConfigError, RequestError
 
@@ -63,7 +63,13 @@ def test_an_embedding_beyond_float16_is_loud(tmp_path: Path) -> None:
     tensors = packed(ternary_tensors(data, sub_norm=True, inverse=False))
     tensors["model.embed_tokens.weight"][7, 7] = 1e6
     source = write_hf(tmp_path / "source", data, tensors)
-    with pytest.raises(CheckpointError, match=r"embedding\.weight holds values that are not finite"):
+    with pytest.raises(CheckpointError, match=rf"{source}: tensor embedding\.weight holds values that are not finite"):
+        convert(source, tmp_path / "model", UNCHECKED, Heard())
+
+
+def test_a_tokenizer_that_does_not_fit_is_named_where_it_stands(source: Path, tmp_path: Path) -> None:
+    (source / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=rf"^{source / 'tokenizer.json'}: not a tokenizer"):
         convert(source, tmp_path / "model", UNCHECKED, Heard())
 
 
@@ -92,7 +98,7 @@ def test_a_failure_leaves_what_was_there(source: Path, tmp_path: Path) -> None:
 
 def test_a_model_that_knows_no_text_is_refused(source: Path, tmp_path: Path) -> None:
     """Random weights are as good as weights in a wrong order."""
-    with pytest.raises(CheckpointError, match=r"no better than chance \(.* chance: 5\.77\).*--unchecked"):
+    with pytest.raises(CheckpointError, match=r"hardly reads plain English \(.* chance: 5\.77\).*--unchecked"):
         convert(source, tmp_path / "model", Options(), Heard())
     assert [each.name for each in tmp_path.iterdir()] == ["source"]
 

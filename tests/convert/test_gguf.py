@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from .files import (
 from .reading import IDS, converted, distance, logits, values
 
 gguf: Any = pytest.importorskip("gguf", reason="the gguf package is not installed (pip install gguf)")
+from bitmtp.convert.gguf_tensors import open_gguf_tensors  # noqa: E402 (it needs the package)
 
 SHAPE = ModelConfig(
     vocab_size=320,
@@ -303,6 +305,77 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path, fields: dict[str, 
     write_model(tmp_path / "m.gguf", "PQ2_0", **fields)
     with pytest.raises(ConfigError, match=message):
         convert_file(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "general__architecture",
+        "tokenizer__ggml__eos_token_id",
+        "qwen3__attention__layer_norm_rms_epsilon",
+        "qwen3__attention__head_count",
+        "qwen3__block_count",
+        "qwen3__context_length",
+    ],
+)
+def test_what_the_format_requires_is_not_made_up(tmp_path: Path, key: str) -> None:
+    write_model(tmp_path / "m.gguf", "PQ2_0", **{key: None})
+    with pytest.raises(CheckpointError, match=rf"m\.gguf: {key.replace('__', '.')} is missing"):
+        convert_file(tmp_path / "m.gguf")
+    write_model(tmp_path / "m.gguf", "PQ2_0", **{key: [1, 2]})
+    with pytest.raises(CheckpointError, match=rf"m\.gguf: {key.replace('__', '.')} is '\[1, 2\]'; expected"):
+        convert_file(tmp_path / "m.gguf")
+
+
+def move(file: Path, tensor: str, offset: int) -> None:
+    """Write another offset into a tensor's header."""
+    data, key = file.read_bytes(), tensor.encode()
+    place = data.index(struct.pack("<Q", len(key)) + key) + 8 + len(key)
+    place += 4 + 8 * int.from_bytes(data[place : place + 4], "little") + 4
+    file.write_bytes(data[:place] + struct.pack("<Q", offset % 2**64) + data[place + 8 :])
+
+
+def offset_of(file: Path, tensor: str) -> int:
+    reader = open_gguf_tensors(file)
+    return reader.entries[tensor].offset - reader.begin
+
+
+@pytest.mark.parametrize("kind", ["PQ2_0", "I2_S"])
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("the same as another", "by the sizes of the tensors before it, it must begin at"),
+        ("within another", "begins at byte|not those of|must begin at"),
+        ("not aligned", "must begin at|not those of"),
+        ("before the data", "begins beyond the end"),
+        ("behind the data", "begins beyond the end"),
+    ],
+)
+def test_an_offset_that_is_not_its_own_is_loud(tmp_path: Path, kind: str, where: str, message: str) -> None:
+    file = tmp_path / "m.gguf"
+    write_model(file, kind)
+    up, gate = offset_of(file, "blk.0.ffn_up.weight"), offset_of(file, "blk.0.ffn_gate.weight")
+    places = {"the same as another": gate, "within another": gate + 32, "not aligned": up + 1, "before the data": -32}
+    move(file, "blk.0.ffn_up.weight", places.get(where, 1 << 40))
+    with pytest.raises(CheckpointError, match=message):
+        convert_file(file)
+
+
+def test_a_gap_is_loud(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    write_model(file, "PQ2_0")
+    last = max(open_gguf_tensors(file).entries.values(), key=lambda entry: entry.offset)
+    move(file, last.name, offset_of(file, last.name) + 32)
+    file.write_bytes(file.read_bytes() + bytes(32))
+    with pytest.raises(CheckpointError, match=rf"{last.name} begins at byte"):
+        convert_file(file)
+
+
+def test_a_length_beyond_the_end_is_not_counted_through(tmp_path: Path) -> None:
+    header = struct.pack("<IIQQ", 0x46554747, 3, 0, 1) + struct.pack("<Q", 1) + b"a"
+    (tmp_path / "m.gguf").write_bytes(header + struct.pack("<IIQ", 9, 4, 1 << 60))
+    with pytest.raises(CheckpointError, match="cut off inside its header"):
+        open_gguf_tensors(tmp_path / "m.gguf")
 
 
 def test_one_matrix_of_another_kind_is_loud(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from conftest import DATA, TEMPLATE, write_tokenizer
 
 from bitmtp.convert.source import open_model
-from bitmtp.errors import ConfigError
+from bitmtp.errors import CheckpointError, ConfigError
 from bitmtp.models import shipped_model
 from bitmtp.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ def write_file(file: Path, folder: Path, cut: str, vocab: int, **more: Any) -> N
     }
     tensors = {gguf_name(name): f32(tensor) for name, tensor in random_floats(SHAPE).items()}
     tensors["token_embd.weight"] = f32(np.zeros((vocab, SHAPE.hidden_size)))
-    write_gguf(file, fields | more, tensors)
+    write_gguf(file, {key: value for key, value in (fields | more).items() if value is not None}, tensors)
 
 
 @pytest.mark.parametrize("cut", ["gpt-2", "smollm"])
@@ -79,4 +79,30 @@ def test_how_words_and_numbers_are_cut(tmp_path: Path, cut: str, number: list[st
 def test_others_need_a_folder(tmp_path: Path, changes: dict[str, str], message: str) -> None:
     write_file(tmp_path / "m.gguf", write_tokenizer(tmp_path), "gpt-2", 320, **changes)
     with pytest.raises(ConfigError, match=message):
+        open_model(tmp_path / "m.gguf").write_tokenizer(tmp_path)
+
+
+def part(name: str, value: Any, message: str) -> Any:
+    return pytest.param({f"tokenizer.ggml.{name}": value}, message, id=f"{name}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        part("pre", None, "'gpt2' with None"),
+        part("model", None, "it holds no tokenizer"),
+        part("model", 7, "is '7'; expected str"),
+        *(part(name, None, f"{name} is missing") for name in ("tokens", "token_type", "merges")),
+        *(part(name, 5, f"{name} is no list") for name in ("tokens", "token_type", "merges")),
+        part("tokens", ["a", "b"], "has 2 tokens, the model 320"),
+        part("tokens", ["a"] * 320, "a token stands twice"),
+        part("token_type", [1] * 319, "320 tokens, and types of 319"),
+        part("token_type", ["1"] * 320, "expected int"),
+        part("merges", ["qqq zzz"], "its merges do not fit its tokens"),
+        part("merges", ["alone"], "its merges do not fit its tokens"),
+    ],
+)
+def test_a_part_that_is_missing_or_wrong_is_loud(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    write_file(tmp_path / "m.gguf", write_tokenizer(tmp_path), "gpt-2", 320, **changes)
+    with pytest.raises((CheckpointError, ConfigError), match=rf"m\.gguf: .*{message}"):
         open_model(tmp_path / "m.gguf").write_tokenizer(tmp_path)

@@ -63,6 +63,47 @@ def test_folders_are_read_whole(tmp_path: Path, changes: dict[str, Any], shards:
     assert source.config.eos_token_ids == (2,)
 
 
+@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "rms_norm_eps", "eos_token_id"])
+def test_what_the_format_requires_is_not_made_up(tmp_path: Path, key: str) -> None:
+    write_folder(tmp_path, SHAPE)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({name: value for name, value in SHAPE.items() if name != key}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=f"{tmp_path}.*{key}"):
+        read_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": [64]},
+        {"hidden_size": "64"},
+        {"num_attention_heads": 0},
+        {"rope_scaling": [1]},
+        {"rope_scaling": {"rope_type": "llama3", "factor": "a"}},
+        {"quantization_config": [1]},
+        {"eos_token_id": {"a": 1}},
+        {"max_position_embeddings": 1e999},
+    ],
+)
+def test_values_of_a_wrong_kind_are_one_line(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write_folder(tmp_path, SHAPE)
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | changes), encoding="utf-8")
+    with pytest.raises((CheckpointError, ConfigError)):
+        read_source(tmp_path)
+
+
+@pytest.mark.parametrize("offsets", [[[0, 8], [0, 8]], [[0, 8], [4, 12]], [[0, 8], [16, 24]], [[-8, 0], [0, 8]]])
+def test_extents_that_overlap_or_leave_a_gap_are_loud(tmp_path: Path, offsets: list[list[int]]) -> None:
+    header = {
+        name: {"dtype": "F32", "shape": [2], "data_offsets": each} for name, each in zip("ab", offsets, strict=True)
+    }
+    text = json.dumps(header).encode()
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(max(end for _, end in offsets)))
+    with pytest.raises(CheckpointError, match="damaged or cut off"):
+        open_file(file)
+
+
 @pytest.mark.parametrize("changes", MODELS)
 def test_a_start_computes_what_transformers_computes(tmp_path: Path, changes: dict[str, Any]) -> None:
     torch: Any = pytest.importorskip("torch", reason="pip install 'bitmtp[train]'")
@@ -99,7 +140,7 @@ def test_half_precision_tensors(tmp_path: Path) -> None:
     tensor = open_file(file)["w"]
     assert tensor.read()[0, :3].tolist() == [1.0, -2.5, 0.15625]
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="cut off inside w"):
+    with pytest.raises(CheckpointError, match="damaged or cut off"):
         open_file(file)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,16 @@ def test_a_wrong_order_or_scale_is_loud(
 ) -> None:
     """Every one of these files is in itself sound: sizes, codes and scales are as they should be."""
     write_shipped(tmp_path / "m.gguf", shipped, shifts=shifts, inverse=inverse)
-    with pytest.raises(CheckpointError, match="no better than chance"):
+    with pytest.raises(CheckpointError, match="hardly reads plain English"):
         convert(tmp_path / "m.gguf", tmp_path / "model", Options(tokenizer=shipped.path), Heard())
     assert not (tmp_path / "model").exists()
+
+
+def test_one_wrong_matrix_at_the_end_is_loud(shipped: Checkpoint, tmp_path: Path) -> None:
+    """That of another layer: sound in itself, and of the right size."""
+    tensors = dict(shipped.tensors)
+    for part in ("weight", "scale"):
+        tensors[f"layers.29.mlp.gate.{part}"] = tensors[f"layers.6.mlp.gate.{part}"]
+    write_shipped(tmp_path / "m.gguf", replace(shipped, tensors=tensors))
+    with pytest.raises(CheckpointError, match="hardly reads plain English"):
+        convert(tmp_path / "m.gguf", tmp_path / "model", Options(tokenizer=shipped.path), Heard())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bitmtp.benchmark.records import ResultLog
-from bitmtp.decoding.policies import make_policy
+from bitmtp.core.policies import make_policy
 from bitmtp.engine import Engine, Request
 from bitmtp.errors import RequestError
 from bitmtp.evaluation.likelihood import log_likelihood

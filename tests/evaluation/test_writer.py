@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bitmtp.decoding.policies import make_policy
+from bitmtp.core.policies import make_policy
 from bitmtp.engine import Engine, Request
 from bitmtp.evaluation.writer import write_texts
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DATA
+from conftest import DATA, make_engine, random_checkpoint, tiny_config, why_unavailable
 
-from bitmtp.decoding.policies import POLICIES
+from bitmtp.core.policies import POLICIES, make_policy
 from bitmtp.engine import Request
 from bitmtp.sampling import Sampling
+from bitmtp.server.vocabulary import Offsets, Vocabulary
 
 from .conftest import MODEL, Running, running
 
@@ -50,7 +53,7 @@ def test_a_completion_is_the_engines_text(served: Running) -> None:
     usage = answer["usage"]
     assert usage["completion_tokens"] == alone.num_tokens
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-    assert answer["decoding"] == {"policy": "speculative", "block_size": 8, "lossless": True, "seed": 5}
+    assert answer["decoding"] == {"policy": "auto", "block_size": 16, "lossless": True, "seed": 5}
 
 
 def test_a_chat_answer_is_the_engines_text(served: Running) -> None:
@@ -63,8 +66,9 @@ def test_a_chat_answer_is_the_engines_text(served: Running) -> None:
 
 
 def test_figures_of_drafting_come_with_usage(served: Running) -> None:
-    usage = served.complete("Otters", max_tokens=60, temperature=0)["usage"]
-    alone = served.engine.generate(Request("Otters", 60))
+    drafting = {"policy": "speculative", "block_size": 8}
+    usage = served.complete("Otters", max_tokens=60, temperature=0, decoding=drafting)["usage"]
+    alone = served.engine.generate(Request("Otters", 60, make_policy("speculative", 16, block_size=8)))
     assert usage["mean_acceptance_length"] == pytest.approx(alone.mean_acceptance_length)
     assert usage["draft_acceptance_rate"] == pytest.approx(alone.draft_acceptance_rate)
     assert usage["num_spec_steps"] == alone.num_spec_steps > 0
@@ -136,7 +140,7 @@ def test_a_stream_begins_and_ends_as_clients_expect(served: Running) -> None:
     body = {"messages": HELLO, "max_tokens": 10, "temperature": 0}
     stream = events(served, "/v1/chat/completions", **body, stream_options={"include_usage": True})
     assert stream[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert stream[0]["decoding"]["policy"] == "speculative"
+    assert stream[0]["decoding"]["policy"] == "auto"
     reasons = [event["choices"][0]["finish_reason"] for event in stream[:-1]]
     assert reasons == [None] * (len(stream) - 2) + ["length"]
     assert stream[-2]["choices"][0]["delta"] == {}
@@ -148,7 +152,8 @@ def test_a_stream_begins_and_ends_as_clients_expect(served: Running) -> None:
 
 
 def test_a_trace_shows_every_token(served: Running) -> None:
-    body: dict[str, Any] = {"prompt": "otter", "max_tokens": 40, "temperature": 0, "decoding": {"trace": True}}
+    body: dict[str, Any] = {"prompt": "otter", "max_tokens": 40, "temperature": 0}
+    body["decoding"] = {"policy": "speculative", "trace": True}
     tokens = served.complete(**body)["choices"][0]["tokens"]
     alone = served.engine.generate(Request("otter", 40))
     assert [token["id"] for token in tokens] == alone.token_ids
@@ -157,6 +162,26 @@ def test_a_trace_shows_every_token(served: Running) -> None:
     streamed = [event["choices"][0].get("tokens") or [] for event in events(served, "/v1/completions", **body)]
     assert [token for part in streamed for token in part] == tokens
     assert max(map(len, streamed)) > 1, "one event for all that a pass commits"
+
+
+@pytest.mark.parametrize("policy", ["speculative", "auto", "autoregressive", "confidence"])
+def test_a_streamed_trace_shows_what_was_proposed_and_when(served: Running, policy: str) -> None:
+    body = {"prompt": "otter", "max_tokens": 40, "temperature": 0, "decoding": {"policy": policy, "trace": True}}
+    choices = [event["choices"][0] for event in events(served, "/v1/completions", **body)]
+    told = [choice for choice in choices if choice.get("tokens")]
+    times = [choice["ms"] for choice in told]
+    assert times[0] == 0
+    assert times == sorted(times)
+    for choice in told:
+        after = -1
+        for token in choice["tokens"]:
+            found = [
+                n for n, one in enumerate(choice["proposals"]) if (one["after"], one["id"]) == (after, token["id"])
+            ]
+            assert found or token["source"] != "accepted"
+            after = found[0] if found else len(choice["proposals"])
+    checked = sum(len(choice["proposals"]) for choice in told)
+    assert (checked > 0) == (policy in ("speculative", "auto"))
 
 
 def test_stop_strings_across_token_borders(served: Running) -> None:
@@ -181,8 +206,10 @@ def test_logprobs_are_the_exact_heads(served: Running) -> None:
     for token, chosen, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
         assert chosen <= 0
         assert chosen == max(top.values()) == top[token]
-    offsets = [sum(map(len, found["tokens"][:index])) for index in range(24)]
-    assert found["text_offset"] == offsets
+    text = speculative["choices"][0]["text"]
+    for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
+        assert token.startswith("bytes:") or text[offset:].startswith(token)
+        assert offset < len(text)
     parts = [
         event["choices"][0]["logprobs"]
         for event in events(served, "/v1/completions", prompt="otter", **body, logprobs=3)
@@ -196,10 +223,65 @@ def test_chat_logprobs(served: Running) -> None:
     content = served.post("/v1/chat/completions", **body, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
     assert len(content) == 12
     assert all(len(entry["top_logprobs"]) == 2 for entry in content)
-    assert all(entry["bytes"] is None or bytes(entry["bytes"]).decode() == entry["token"] for entry in content)
+    for entry in content:
+        raw, name = bytes(entry["bytes"]), "bytes:" + "".join(f"\\x{byte:02x}" for byte in entry["bytes"])
+        assert entry["token"] == (name if "\ufffd" in raw.decode(errors="replace") else raw.decode())
     plain = served.post("/v1/chat/completions", **body).json()["choices"][0]["logprobs"]["content"]
     assert [entry["logprob"] for entry in plain] == [entry["logprob"] for entry in content]
     assert plain[0]["top_logprobs"] == []
+
+
+def test_a_character_split_over_tokens(served: Running) -> None:
+    """Every token of the tiny model's alphabet is a byte; a bias makes it write those of one character."""
+    tokenizer = served.engine.tokenizer
+    ids = tokenizer.encode("🦦")
+    assert len(ids) == 4
+    body: dict[str, Any] = {"logprobs": 20, "temperature": 0, "max_tokens": 9}
+    found = served.complete("otter", **body, logit_bias={str(token): 100 for token in ids})["choices"][0]["logprobs"]
+    bytes_of = Vocabulary(served.engine).bytes_of
+    assert all(len(top) == 20 for top in found["top_logprobs"]), "no entry is lost to another with the same text"
+    assert set(found["tokens"]) <= {f"bytes:\\x{bytes_of(token)[0]:02x}" for token in ids}
+
+
+def test_offsets_and_names_go_by_bytes(served: Running) -> None:
+    vocabulary = Vocabulary(served.engine)
+    ids = [*served.engine.tokenizer.encode("a🦦b"), 1, *served.engine.tokenizer.encode("é")]
+    offsets = Offsets(vocabulary)
+    assert [offsets.push(token) for token in ids] == [0, 1, 1, 1, 1, 2, 3, 3, 3]
+    names = vocabulary.names(ids)
+    assert [names[token] for token in ids[:3]] == ["a", "bytes:\\xf0", "bytes:\\x9f"]
+    assert names[1] == "<|start|>"
+    assert len(set(vocabulary.names(range(served.engine.config.vocab_size)).values())) == 320
+
+
+@pytest.fixture(scope="module")
+def futile(tokenizer_folder: Path) -> Iterator[Running]:
+    """A server whose model drafts what it never writes."""
+    made = random_checkpoint(tiny_config())
+    for name in ("mask_embedding.weight", "chain.output.weight"):
+        if name in made.tensors:
+            made.tensors[name][:] *= -3
+    backend = "reference" if why_unavailable("cpu") else "cpu"
+    with running(make_engine(backend, made, tokenizer_folder)) as server:
+        yield server
+
+
+def test_drafts_that_are_useless_are_reported(futile: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bitmtp.server")
+    body = {"prompt": "otter", "max_tokens": 60, "temperature": 0, "decoding": {"policy": "speculative"}}
+    answer = futile.complete(**body)
+    rate = answer["usage"]["draft_acceptance_rate"]
+    assert rate < 0.02
+    warning = f"only {rate:.2%} of the drafts were accepted; drafting costs time here and saves none"
+    assert answer["decoding"]["warning"] == warning
+    stream = events(futile, "/v1/completions", **body)
+    assert [event["decoding"].get("warning") for event in stream if "decoding" in event] == [None, warning]
+    assert futile.metric("bitmtp_texts_drafted_in_vain_total") == 2
+    lines = [vars(record)["fields"] for record in caplog.records if record.getMessage() == "texts"]
+    assert [line["warning"] for line in lines] == [warning] * 2
+    plain = futile.complete(**(body | {"decoding": {"policy": "autoregressive"}}))
+    assert "warning" not in plain["decoding"]
+    assert futile.metric("bitmtp_texts_drafted_in_vain_total") == 2
 
 
 def test_a_second_turn_reuses_the_first(served: Running) -> None:
@@ -232,6 +314,14 @@ def test_tokenize_models_and_health(served: Running) -> None:
     assert served.client.get(served.url + "/health").json() == {"status": "ok"}
 
 
+@pytest.mark.parametrize("path", ["/health", "/v1/models", f"/v1/models/{MODEL}", "/metrics", "/openapi.json", "/"])
+def test_head_is_get_without_a_body(served: Running, path: str) -> None:
+    head, get = served.client.head(served.url + path), served.client.get(served.url + path)
+    assert (head.status_code, head.content) == (get.status_code, b"") == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+    assert served.client.head(served.url + "/nothing").status_code == 404
+
+
 def test_metrics_count(served: Running) -> None:
     before = served.metric("bitmtp_generated_tokens_total")
     served.complete("otter", max_tokens=9, temperature=0)
@@ -256,18 +346,28 @@ def test_metrics_count(served: Running) -> None:
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"n": 17}, 400, "n"),
         ({"stop": ["x"] * 17}, 400, "stop"),
-        ({"stop": ""}, 400, None),
+        ({"stop": ""}, 400, "stop"),
         ({"logit_bias": {"otter": 1}}, 400, "logit_bias"),
-        ({"logit_bias": {"99999": 1}}, 400, None),
+        ({"logit_bias": {"99999": 1}}, 400, "logit_bias"),
+        ({"logit_bias": {"504": 1, "0504": 1}}, 400, "logit_bias"),
+        ({"logit_bias": {"+70": 1}}, 400, "logit_bias"),
+        ({"logit_bias": {"7_0": 1}}, 400, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, 400, "logit_bias"),
         ({"stream_options": {}}, 400, "stream_options"),
         ({"model": "another"}, 404, "model"),
-        ({"prompt": ""}, 400, None),
-        ({"prompt": [1, 99999]}, 400, None),
-        ({"prompt": "otter " * 2000}, 400, None),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": 5}, 400, "prompt"),
+        ({"prompt": [1, "x"]}, 400, "prompt.0"),
+        ({"prompt": None}, 400, "prompt"),
+        ({"stop": [1]}, 400, "stop.0"),
+        ({"stop": ["x", ""]}, 400, "stop.1"),
+        ({"temperature": 0.0005}, 400, "temperature"),
+        ({"prompt": [1, 99999]}, 400, "prompt"),
+        ({"prompt": "otter " * 2000}, 400, "prompt"),
         ({"decoding": {"policy": "prophecy"}}, 400, "decoding.policy"),
-        ({"decoding": {"policy": "autoregressive", "tau": 0.5}}, 400, None),
-        ({"decoding": {"block_size": 17}}, 400, None),
-        ({"decoding": {"policy": "hybrid", "block_size": 4, "min_prefix": 5}}, 400, None),
+        ({"decoding": {"policy": "autoregressive", "tau": 0.5}}, 400, "decoding"),
+        ({"decoding": {"block_size": 17}}, 400, "decoding"),
+        ({"decoding": {"policy": "hybrid", "block_size": 4, "min_prefix": 5}}, 400, "decoding"),
         ({"decoding": {"policy": "confidence"}, "logprobs": 1}, 400, "logprobs"),
     ],
 )
@@ -281,31 +381,62 @@ def test_what_cannot_be_done_is_refused(served: Running, body: dict[str, Any], s
     assert "\n" not in error["message"]
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
+SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "riddle"}}}
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+
+
 @pytest.mark.parametrize(
-    "body",
+    ("body", "param"),
     [
-        {"messages": []},
-        {"messages": [{"role": "narrator", "content": "x"}]},
-        {
-            "messages": [
-                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}
-            ]
-        },
-        {"top_logprobs": 2},
-        {"max_tokens": 4, "max_completion_tokens": 4},
-        {"tool_choice": "required"},
-        {"tools": [{"type": "function", "function": {"name": "f"}}], "response_format": {"type": "json_object"}},
-        {"tools": [{"type": "retrieval"}]},
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "riddle"}}}},
-        {"response_format": {"type": "xml"}},
-        {"modalities": ["audio"]},
-        {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}]},
+        ({"messages": []}, "messages"),
+        ({"messages": "otter"}, "messages"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
+        ({"messages": [{"role": "user", "content": "otter " * 2000}]}, "messages"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"max_tokens": 4, "max_completion_tokens": 4}, "max_tokens"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": [FUNCTION], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "retrieval"}]}, "tools.0.type"),
+        ({"response_format": SCHEMA}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"modalities": ["audio"]}, "modalities.0"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}
+                ]
+            },
+            "messages",
+        ),
     ],
 )
-def test_chat_refuses_likewise(served: Running, body: dict[str, Any]) -> None:
+def test_chat_refuses_likewise(served: Running, body: dict[str, Any], param: str) -> None:
     response = served.post("/v1/chat/completions", **{"messages": HELLO, "max_tokens": 4, **body})
     assert response.status_code == 400
-    assert response.json()["error"]["type"] == "invalid_request_error"
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param, error
+    assert "\n" not in error["message"]
+
+
+def test_a_union_says_what_each_of_its_types_expects(served: Running) -> None:
+    message = served.post("/v1/completions", prompt=5).json()["error"]["message"]
+    assert message == "prompt: Input should be a valid string; or: Input should be a valid list"
+
+
+@pytest.mark.parametrize("name", ["unheard_of", "prediction", "max_tokens", "logprobs", "decoding", "stream_options"])
+def test_null_is_nothing(served: Running, name: str) -> None:
+    answer = served.complete("otter", **{"max_tokens": 3, "seed": 1, "decoding": {"trace": None}, name: None})
+    expected = served.complete("otter", **({} if name == "max_tokens" else {"max_tokens": 3}), seed=1)
+    assert answer["choices"] == expected["choices"]
 
 
 @pytest.mark.parametrize(
@@ -328,6 +459,55 @@ def test_broken_bodies(served: Running, content: bytes) -> None:
     response = served.client.post(served.url + "/v1/completions", content=content, headers=headers)
     assert response.status_code == 400
     assert response.json()["error"]["message"]
+
+
+GENERATING = ["/v1/completions", "/v1/chat/completions", "/tokenize"]
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize(
+    "content_type", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+)
+def test_a_body_of_another_type_is_told_apart(served: Running, path: str, content_type: str | None) -> None:
+    headers = {} if content_type is None else {"content-type": content_type}
+    response = served.client.post(served.url + path, content=b'{"prompt": "Hello"}', headers=headers)
+    assert response.status_code == 415
+    assert response.json()["error"]["code"] == "unsupported_media_type"
+    assert "application/json" in response.json()["error"]["message"]
+
+
+def test_a_content_type_may_have_parameters(served: Running) -> None:
+    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    response = served.client.post(served.url + "/tokenize", content=b'{"prompt": "Hello"}', headers=headers)
+    assert response.status_code == 200
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A JSON schema of objects within objects."""
+    schema: dict[str, Any] = {"type": "boolean"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
+    return schema
+
+
+@pytest.mark.parametrize("depth", [80, 95, 240, 400])
+def test_depth_is_the_clients_error(served: Running, depth: int) -> None:
+    """Wherever something nested may stand; above 200 levels it is no JSON to this server."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": nested(depth)}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": nested(depth)}}
+    call = {"name": "f", "arguments": json.dumps(nested(depth))}
+    turns = [*HELLO, {"role": "assistant", "tool_calls": [{"id": "1", "function": call}]}]
+    bodies: list[dict[str, Any]] = [
+        {"decoding": nested(depth)},
+        {"logit_bias": nested(depth)},
+        {"tools": [tool]},
+        {"tools": [tool], "tool_choice": "required"},
+        {"response_format": form},
+        {"messages": turns},
+    ]
+    for body in bodies:
+        response = served.post("/v1/chat/completions", **{"messages": HELLO, "max_tokens": 2, **body})
+        assert response.status_code in ((200, 400) if depth < 100 else (400,)), body.keys()
 
 
 def test_unknown_paths_and_methods(served: Running) -> None:
@@ -355,7 +535,7 @@ def events_of_error(server: Running, body: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def lossy(served: Running) -> Iterator[Running]:
-    from bitmtp.decoding.policies import make_policy
+    from bitmtp.core.policies import make_policy
 
     with running(served.engine, policy=make_policy("hybrid", 16, block_size=6, tau=0.3, min_prefix=2)) as server:
         yield server

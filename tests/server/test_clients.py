@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import END
 
+from bitmtp.core.policies import make_policy
 from bitmtp.engine import Request
 
 from .conftest import MODEL, Running
@@ -28,7 +31,7 @@ def openai_client(served: Running) -> Iterator[Any]:
 def test_openai_chat(served: Running, openai_client: Any) -> None:
     body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_completion_tokens": 20, "temperature": 0}
     answer = openai_client.chat.completions.create(**body, extra_body={"decoding": {"policy": "speculative"}})
-    alone = served.engine.generate(Request(HELLO, 20))
+    alone = served.engine.generate(Request(HELLO, 20, make_policy("speculative", 16)))
     assert answer.choices[0].message.content == alone.text
     assert answer.usage.completion_tokens == 20
     assert answer.usage.mean_acceptance_length == pytest.approx(alone.mean_acceptance_length)
@@ -64,6 +67,41 @@ def test_openai_tools_and_schemas(openai_client: Any) -> None:
     assert set(json.loads(answer.message.content)) == {"on"}
 
 
+def test_openai_helpers_can_send_back_what_they_give(openai_client: Any) -> None:
+    """A streamed, a parsed and a plain answer, each as its own helper returns it."""
+    parameters = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+    parameters["additionalProperties"] = False
+    tool = {"type": "function", "function": {"name": "light", "parameters": parameters, "strict": True}}
+    form = {"type": "json_schema", "json_schema": {"name": "light", "schema": parameters, "strict": True}}
+    completions = openai_client.chat.completions
+    for asked in (
+        {"tools": [tool], "tool_choice": "required"},
+        {"response_format": form},
+        {"logit_bias": {str(END): 8}},
+    ):
+        body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "seed": 1, "max_tokens": 120, **asked}
+        with completions.stream(**body) as stream:
+            streamed = stream.get_final_completion()
+        for answer in (streamed, completions.parse(**body), completions.create(**body)):
+            message = answer.choices[0].message
+            for form_of_it in (message, message.model_dump(), message.model_dump(exclude_none=True)):
+                turns = [*HELLO, form_of_it, {"role": "user", "content": "Again."}]
+                again = completions.create(model=MODEL, messages=turns, max_tokens=2)
+                assert again.usage.completion_tokens
+
+
+def test_openai_parameters_may_be_null(openai_client: Any) -> None:
+    """Every parameter of the API, supported here or not."""
+    for call, begin in (
+        (openai_client.chat.completions.create, {"messages": HELLO}),
+        (openai_client.completions.create, {"prompt": "otter"}),
+    ):
+        names = set(inspect.signature(call).parameters) - {*begin, "model", "timeout"}
+        nulls = {name: None for name in names if not name.startswith("extra_")}
+        answer = call(model=MODEL, **begin, extra_body=nulls | {"max_tokens": 2})
+        assert answer.usage.completion_tokens == 2
+
+
 def test_openai_errors(openai_client: Any) -> None:
     import openai
 
@@ -88,6 +126,9 @@ def test_litellm(served: Running) -> None:
     }
     alone = served.engine.generate(Request(HELLO, 20)).text
     assert litellm.completion(**body).choices[0].message.content == alone
+    message = litellm.completion(**body).choices[0].message.model_dump()
+    again = litellm.completion(**{**body, "messages": [*HELLO, message, *HELLO]})
+    assert again.choices[0].finish_reason in ("stop", "length")
     parts = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**body, stream=True)]
     assert "".join(parts) == alone
 

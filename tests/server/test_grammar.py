@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitmtp.decoding.policies import POLICIES
+from bitmtp.core.policies import POLICIES
 from bitmtp.engine import Engine
 from bitmtp.server.errors import ApiError
 from bitmtp.server.grammar import Grammars, TokenGrammar
+from bitmtp.server.vocabulary import Vocabulary
 
 from .conftest import Running
 
@@ -49,7 +50,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def grammars(engine: Engine) -> Grammars:
-    return Grammars(engine)
+    return Grammars(Vocabulary(engine))
 
 
 def members(mask: np.ndarray[Any, Any], size: int) -> list[int]:

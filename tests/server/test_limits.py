@@ -47,7 +47,7 @@ def test_a_key_is_required(strict: Running, path: str) -> None:
 
 
 def test_keys_are_never_shown() -> None:
-    from bitmtp.decoding.policies import make_policy
+    from bitmtp.core.policies import make_policy
 
     assert "sk-" not in repr(ServerOptions("m", make_policy("autoregressive", 1), api_keys=KEYS))
 

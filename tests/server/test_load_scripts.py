@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bitmtp.decoding.policies import POLICIES
+from bitmtp.core.policies import POLICIES
 
 from .conftest import Running
 

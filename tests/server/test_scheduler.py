@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitmtp.backends.base import MAX_WIDTH, Row
-from bitmtp.decoding.policies import make_policy
+from bitmtp.core.policies import make_policy
 from bitmtp.engine import Engine, Request
 from bitmtp.sampling import Sampling
 from bitmtp.server.errors import ApiError
@@ -26,7 +26,7 @@ from bitmtp.server.scheduler import Scheduler
 
 
 class Recording:
-    """A backend that writes down its passes, and fails when told to."""
+    """A backend that writes down its passes, and fails when told to; the host drives them."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -34,6 +34,8 @@ class Recording:
         self.before: Callable[[Sequence[Row]], None] = lambda _: None
 
     def __getattr__(self, name: str) -> Any:
+        if name == "run":
+            raise AttributeError(name)
         return getattr(self._backend, name)
 
     def step(self, rows: Sequence[Row], **options: Any) -> Any:
@@ -43,10 +45,10 @@ class Recording:
 
 
 @contextmanager
-def scheduling(engine: Engine, **options: Any) -> Iterator[tuple[Scheduler, Recording]]:
-    """A scheduler over a recording backend."""
+def scheduling(engine: Engine, recorded: bool = True, **options: Any) -> Iterator[tuple[Scheduler, Recording]]:
+    """A scheduler over a recording backend, or over the backend as it is, which may iterate by itself."""
     recording = Recording(engine.backend)
-    watched = Engine(recording, engine.tokenizer, engine.context)
+    watched = Engine(recording, engine.tokenizer, engine.context) if recorded else engine
     chosen = ServerOptions(**{"model_name": "m", "policy": engine.default_policy(), **options})
     scheduler = Scheduler(watched, chosen, Metrics())
     scheduler.start()
@@ -110,10 +112,10 @@ REQUESTS = st.builds(
 
 
 @settings(max_examples=15)
-@given(st.lists(REQUESTS, min_size=1, max_size=7), st.sampled_from([1, 3, 8]), st.sampled_from([1, 8, 64]))
-def test_company_changes_no_token(engine: Engine, requests: list[Request], slots: int, draft_rows: int) -> None:
+@given(st.lists(REQUESTS, min_size=1, max_size=12), st.sampled_from([1, 3, 12]), st.booleans())
+def test_company_changes_no_token(engine: Engine, requests: list[Request], slots: int, recorded: bool) -> None:
     alone = [engine.generate(request).token_ids for request in requests]
-    with scheduling(engine, slots=slots, draft_rows=draft_rows) as (scheduler, recording):
+    with scheduling(engine, recorded, slots=slots) as (scheduler, recording):
         texts = [Text(engine, request) for request in requests]
         for text in texts:
             scheduler.submit([text.job])
@@ -148,9 +150,9 @@ def test_two_long_prompts_take_turns(engine: Engine) -> None:
 
 
 def test_drafts_shrink_with_the_load(engine: Engine) -> None:
-    with scheduling(engine, slots=6, draft_rows=12, prefix_cache_bytes=0) as (scheduler, recording):
+    with scheduling(engine, slots=12, prefix_cache_bytes=0) as (scheduler, recording):
         policy = make_policy("speculative", 16, block_size=8)
-        texts = [Text(engine, Request(prompt(seed, 3), 10 * (seed + 1), policy)) for seed in range(6)]
+        texts = [Text(engine, Request(prompt(seed, 3), 10 * (seed + 1), policy)) for seed in range(12)]
         scheduler.submit([text.job for text in texts])
         for text in texts:
             text.end()
@@ -160,8 +162,8 @@ def test_drafts_shrink_with_the_load(engine: Engine) -> None:
         for sequence in writing:
             masks = sum(row.sequence == sequence and row.token < 0 for row in rows)
             drafts[len(writing)] = max(drafts.get(len(writing), 0), masks)
-    assert drafts[6] == 12 // 6 - 1
-    assert max(drafts.values()) > drafts[6], "with less company, longer drafts"
+    assert drafts[12] == MAX_WIDTH // 12 - 1
+    assert max(drafts.values()) == 7, "with less company, longer drafts"
 
 
 def test_a_beginning_is_run_once(engine: Engine) -> None:
@@ -299,12 +301,12 @@ def test_stopping_reports_what_did_not_finish(engine: Engine) -> None:
 
 
 def test_a_failing_pass_takes_nobody_else_along(engine: Engine) -> None:
-    with scheduling(engine, slots=1) as (scheduler, recording):
+    with scheduling(engine) as (scheduler, recording):
         bad, good = Text(engine, Request(prompt(1, 5), 9)), Text(engine, Request(prompt(2, 5), 9))
 
-        def fail(_: Sequence[Row]) -> None:
-            recording.before = lambda _: None
-            raise MemoryError
+        def fail(rows: Sequence[Row]) -> None:
+            if any(row.token == bad.job.ids[0] and row.position == 0 for row in rows):
+                raise MemoryError
 
         recording.before = fail
         scheduler.submit([bad.job, good.job])
@@ -314,22 +316,46 @@ def test_a_failing_pass_takes_nobody_else_along(engine: Engine) -> None:
         assert good.end()[0] == engine.generate(good.job.request).token_ids
 
 
-def test_a_fault_of_one_text_ends_that_text_only(engine: Engine) -> None:
+def test_a_pass_that_fails_once_costs_no_text(engine: Engine) -> None:
+    with scheduling(engine) as (scheduler, recording):
+        texts = [Text(engine, Request(prompt(seed, 5), 9)) for seed in (1, 2)]
+
+        def fail(_: Sequence[Row]) -> None:
+            recording.before = lambda _: None
+            raise MemoryError
+
+        recording.before = fail
+        scheduler.submit([text.job for text in texts])
+        ends = [text.end()[0] for text in texts]
+    assert ends == [engine.generate(text.job.request).token_ids for text in texts]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("where", ["allowed", "accepts", "commit"])
+def test_a_fault_of_some_texts_ends_these_only(engine: Engine, where: str, recorded: bool) -> None:
     class Broken:
-        def allowed(self, path: Sequence[int]) -> None:
-            raise ValueError(f"broken grammar, whatever {path} is")
+        def allowed(self, path: Sequence[int]) -> None:  # noqa: ARG002
+            self._fail("allowed")
 
         def accepts(self, path: Sequence[int]) -> int:
+            self._fail("accepts")
             return len(path)
 
-        def commit(self, tokens: Sequence[int]) -> None: ...
+        def commit(self, tokens: Sequence[int]) -> None:  # noqa: ARG002
+            self._fail("commit")
 
-    with scheduling(engine) as (scheduler, _):
-        bad, good = Text(engine, Request(prompt(1, 5), 9)), Text(engine, Request(prompt(2, 5), 9))
-        bad.job.grammar = Broken()
-        scheduler.submit([bad.job, good.job])
-        assert bad.end()[1].error is not None
-        assert good.end()[1].result is not None
+        def _fail(self, here: str) -> None:
+            if here == where:
+                raise ValueError("broken grammar")
+
+    with scheduling(engine, recorded) as (scheduler, _):
+        texts = [Text(engine, Request(prompt(seed, 5), 9, make_policy("speculative", 16))) for seed in range(4)]
+        bad, good = texts[1:3], [texts[0], texts[3]]
+        for text in bad:
+            text.job.grammar = Broken()
+        scheduler.submit([text.job for text in texts])
+        assert all(text.end()[1].error is not None for text in bad)
+        assert [text.end()[0] for text in good] == [engine.generate(text.job.request).token_ids for text in good]
         assert scheduler.alive
 
 

@@ -85,7 +85,7 @@ def test_a_client_that_goes_away_does_not_end_it(tiny_model: Path) -> None:
     ("arguments", "said"),
     [
         (["--slots", "0"], "slots"),
-        (["--policy", "prophecy"], "unknown policy"),
+        (["--policy", "prophecy"], "'--policy': 'prophecy' is not one of"),
         (["--policy", "autoregressive", "--tau", "0.5"], "tau has no meaning"),
         (["--block-size", "99"], "block size 99"),
         (["--api-key-file", "/nowhere/keys"], "/nowhere/keys"),

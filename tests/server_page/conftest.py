@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest import make_engine, random_checkpoint, tiny_config, why_unavailable
 
-from bitmtp.decoding.costs import CostTable, Tuning
+from bitmtp.core.costs import CostTable, Tuning
 from bitmtp.engine import Engine
 
 # What the extras bring is imported where it is used: a conftest that skips while it is loaded is an error.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from server.conftest import Running, running, wait_for
 
-from bitmtp.decoding.policies import make_policy
+from bitmtp.core.policies import make_policy
 from bitmtp.engine import Engine, Request
 from bitmtp.sampling import Sampling
 
@@ -19,6 +20,8 @@ from .conftest import Brake, opened
 PROMPT = "Once there was a model"
 KEY = "sk-page"
 DONE = re.compile(r"^Done: \d+ tokens$")
+SAME = re.compile(r"^\d+\.\d\d × autoregressive, same text$")
+OTHER = re.compile(r"^\d+\.\d\d × autoregressive, another text from token (\d+) on$")
 POLICIES = ("speculative", "auto", "autoregressive", "confidence", "hybrid")
 
 
@@ -51,9 +54,11 @@ def figure(page: Page, name: str) -> str:
 
 
 def answer_with(page: Page, *events: object) -> None:
-    """Let every request for a text be answered by these events of a stream."""
+    """Let every request be answered by these events of a stream."""
     body = "".join(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n" for event in events)
-    page.route("**/v1/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    page.route(
+        re.compile("/v1/(chat/)?completions"), lambda route: route.fulfill(body=body, content_type="text/event-stream")
+    )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -74,6 +79,7 @@ def test_it_shows_what_was_committed_and_how(page: Page, served: Running, engine
     made = Request(PROMPT, 40, make_policy(policy, engine.config.block_size, **settings), Sampling(temperature=0.8), 5)
     result = engine.generate(made)
     assert figure(page, "tokens") == str(result.num_tokens)
+    assert page.locator(".speed").inner_text().isdigit()
     assert figure(page, "length") == f"{result.mean_acceptance_length:.2f}"
     assert figure(page, "saved") == str(result.num_tokens - 1 - result.passes)
     rate = f"{100 * result.draft_acceptance_rate:.0f}%" if result.num_spec_steps else "–"
@@ -121,7 +127,7 @@ def test_a_second_run_replaces_the_first(page: Page, served: Running, brake: Bra
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 1}], ids=["greedy", "sampled"])
 def test_speculative_text_is_the_autoregressive_one(page: Page, settings: dict[str, float]) -> None:
     compare(page, "speculative", "autoregressive", **settings)
-    status(page, "✓ Identical text")
+    expect(page.locator("#headline")).to_have_text(SAME, timeout=30_000)
     first, second = page.locator(".text").all_text_contents()
     assert first == second
     assert first
@@ -130,10 +136,12 @@ def test_speculative_text_is_the_autoregressive_one(page: Page, settings: dict[s
 
 def test_a_lossy_text_is_marked_where_it_departs(page: Page) -> None:
     compare(page, "confidence", "autoregressive", tau=0, block_size=8, temperature=0)
-    status(page, re.compile(r"^≠ Differs at token \d+$"))
+    expect(page.locator("#headline")).to_have_text(OTHER, timeout=30_000)
     assert "(lossy)" in page.locator("#policy option:checked").inner_text()
     expect(page.locator(".badge")).to_have_text(["lossy", "lossless"])
-    place = int(page.locator("#status").inner_text().rsplit(" ", 1)[1]) - 1
+    found = OTHER.match(page.locator("#headline").inner_text())
+    assert found
+    place = int(found[1]) - 1
     titles = [
         pane.locator(".text span").evaluate_all("all => all.map(one => one.title.split(' ').pop())")
         for pane in page.locator("article").all()
@@ -227,7 +235,7 @@ def test_it_fits_a_phone_by_day_and_by_night(browser: Browser, served: Running, 
         page.locator("#compare").check()
         set_up(page, prompt="word" * 200)
         page.locator("#run").click()
-        status(page, "✓ Identical text")
+        expect(page.locator("#headline")).to_have_text(SAME, timeout=30_000)
         assert page.evaluate("document.documentElement.scrollWidth") == 360
         colours = page.evaluate("[getComputedStyle(document.body)].map(look => [look.backgroundColor, look.color])[0]")
         page_light, ink_light = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
@@ -237,7 +245,18 @@ def test_it_fits_a_phone_by_day_and_by_night(browser: Browser, served: Running, 
 
 def test_the_keyboard_is_enough(page: Page) -> None:
     expect(page.locator("#prompt")).to_be_focused()
-    reached = ["run", "compare", "summary", "policy", "block_size", "max_tokens", "temperature", "top_p", "seed"]
+    reached = [
+        "run",
+        "compare",
+        "summary",
+        "system",
+        "policy",
+        "block_size",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "seed",
+    ]
     for name in reached:
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.id || document.activeElement.localName") == name
@@ -254,3 +273,168 @@ def test_a_wrong_setting_is_pointed_at_even_if_it_was_folded_away(page: Page) ->
     page.locator("#run").click()
     expect(page.locator("#temperature")).to_be_focused()
     assert page.locator("article").count() == 0
+
+
+def event(ms: float, *tokens: str, proposals: Sequence[tuple[str, int]] = ()) -> dict[str, Any]:
+    """An event of a stream: the text of tokens behind their sources (=: exact, +: accepted), and what was checked."""
+    sources = {"=": "exact", "+": "accepted"}
+    written = [{"id": number(one[1:]), "text": one[1:], "source": sources[one[0]]} for one in tokens]
+    checked = [{"id": number(text), "text": text, "after": after} for text, after in proposals]
+    return {"choices": [{"tokens": written, "proposals": checked, "ms": ms}]}
+
+
+def number(text: str) -> int:
+    """An id for a made-up token."""
+    return sum(ord(character) << 8 * place for place, character in enumerate(text[:3]))
+
+
+def chips(page: Page) -> list[list[tuple[str, str]]]:
+    """What the step shows: for each place its candidates, with what became of them."""
+    columns: list[list[tuple[str, str]]] = page.locator(".columns li").evaluate_all(
+        "all => all.map(one => [...one.children].map(chip => [chip.firstChild.data, chip.className.slice(5)]))"
+    )
+    return [[(text, state) for text, state in column] for column in columns]
+
+
+def test_arrow_keys_step_through_what_was_drafted(page: Page) -> None:
+    tree = [("a", -1), ("b", -1), ("c", 0), ("d", 0), ("e", 2)]
+    answer_with(
+        page,
+        event(0, "=first"),
+        event(10, "+a", "+c", "=x", proposals=tree),
+        event(25, "=k", "+l", "=m", proposals=[("k", -1), (" l", 0), ("l", 0)]),
+        event(30, "=n"),
+        "[DONE]",
+    )
+    set_up(page)
+    page.locator("#run").click()
+    status(page, "Done: 8 tokens")
+    place, story = page.locator(".place"), page.locator(".story")
+    expect(place).to_have_text("Iteration 1 of 3, 10.0 ms")
+    expect(story).to_contain_text("2 of 5 drafted tokens stood. The model said “x” instead of “e”. A tree")
+    assert chips(page) == [
+        [("a", "stood"), ("b", "fell")],
+        [("c", "stood"), ("d", "fell")],
+        [("x", "own"), ("e", "fell")],
+    ]
+    assert page.locator(".text [data-current]").all_text_contents() == ["a", "c", "x"]
+
+    page.keyboard.press("ArrowRight")
+    expect(place).to_have_text("Iteration 2 of 3, 15.0 ms")
+    expect(story).to_contain_text("1 of 2 drafted tokens stood, and the model added “m”.")
+    assert chips(page) == [[("k", "own")], [("l", "stood"), ("l", "fell")], [("m", "own")]]
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(place).to_have_text("Iteration 3 of 3, 5.0 ms")
+    expect(story).to_have_text("No draft: the model wrote one token.")
+    page.locator(".back").click()
+    expect(place).to_have_text("Iteration 2 of 3, 15.0 ms")
+    page.locator("#prompt").focus()
+    page.keyboard.press("ArrowRight")
+    expect(place).to_have_text("Iteration 2 of 3, 15.0 ms")
+
+
+def test_steps_of_a_real_text_agree_with_its_figures(page: Page) -> None:
+    set_up(page, policy="speculative", temperature=0.8, seed=5)
+    page.locator("#run").click()
+    status(page, DONE)
+    words = page.locator(".place").inner_text().split()
+    accepted = 0
+    for step in range(int(words[3].rstrip(","))):
+        expect(page.locator(".place")).to_contain_text(f"Iteration {step + 1} of")
+        written = page.locator(".text [data-current]").evaluate_all("all => all.map(one => one.className)")
+        shown = [column[0][1] for column in chips(page)][: len(written)]
+        assert shown == ["own" if source == "exact" else "stood" for source in written]
+        accepted += written.count("accepted")
+        page.keyboard.press("ArrowRight")
+    assert accepted == page.locator(".text span.accepted").count() > 0
+
+
+def test_both_strips_have_one_scale_of_time(page: Page) -> None:
+    compare(page, "speculative", "autoregressive")
+    expect(page.locator("#headline")).to_have_text(SAME, timeout=30_000)
+    first, second = page.locator(".chart").evaluate_all("all => all.map(one => one.getAttribute('viewBox'))")
+    assert first == second
+    spans = page.locator("figcaption .span").all_inner_texts()
+    assert spans[0] == spans[1] in page.locator("dd.seconds").all_inner_texts()
+
+
+def test_several_turns_and_a_system_message(page: Page) -> None:
+    sent: list[dict[str, Any]] = []
+    page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
+    expect(page.locator("#next")).to_be_disabled()
+    set_up(page, form_of_prompt="chat", system="Be brief.")
+    page.locator("#run").click()
+    status(page, DONE)
+    answer = page.locator(".text").text_content()
+    page.locator("#next").click()
+    expect(page.locator("#prompt")).to_be_focused()
+    expect(page.locator("#prompt")).to_have_value("")
+    expect(page.locator("article")).to_have_count(0)
+    expect(page.locator("#turns .asked")).to_have_text(PROMPT)
+    page.locator("#prompt").fill("And then?")
+    page.keyboard.press("Control+Enter")
+    status(page, DONE)
+    turns = [("system", "Be brief."), ("user", PROMPT), ("assistant", answer), ("user", "And then?")]
+    assert sent[-1]["messages"] == [{"role": role, "content": content} for role, content in turns]
+    page.locator("#forget").click()
+    expect(page.locator("#before")).to_be_hidden()
+    page.locator("#prompt").fill("Again")
+    page.keyboard.press("Control+Enter")
+    status(page, DONE)
+    assert [message["content"] for message in sent[-1]["messages"]] == ["Be brief.", "Again"]
+
+
+MARKDOWN = (
+    "# Title\n\n*Soft* [link](javascript:alert(1)) ![x](http://evil.invalid/x.png) <b>raw</b>\n\n```py\na = 1\n```\n"
+)
+
+
+def test_markdown_is_shown_without_its_dangers_and_code_can_be_copied(page: Page) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    answer_with(page, event(0, "=" + MARKDOWN), "[DONE]")
+    set_up(page)
+    page.locator("#formatted").check()
+    page.locator("#run").click()
+    shown = page.locator("article .formatted")
+    expect(shown.locator("em")).to_have_text("Soft")
+    assert shown.locator("img, b, script, a[href^=javascript]").count() == 0
+    expect(page.locator("article .text")).to_be_hidden()
+    for button, copied in ((shown.locator(".copy"), "a = 1\n"), (page.locator(".head .copy"), MARKDOWN)):
+        button.click()
+        expect(button).to_have_text("Copied")
+        assert page.evaluate("navigator.clipboard.readText()") == copied
+
+
+def test_spaces_are_not_underlined(page: Page) -> None:
+    answer_with(page, event(0, "=a"), event(1, "+ word", "=\n  "), "[DONE]")
+    set_up(page)
+    page.locator("#run").click()
+    status(page, "Done: 3 tokens")
+    assert page.locator(".text").text_content() == "a word\n  "
+    lines = "all => all.map(one => getComputedStyle(one).textDecorationLine)"
+    assert page.locator(".text span").evaluate_all(lines) == ["none"] * 3
+    assert page.locator(".text .accepted u").evaluate_all(lines) == ["underline"]
+    assert page.locator(".text u").all_text_contents() == ["a", "word", ""]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser: Browser, served: Running, scheme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    with opened(browser, served.url, [], color_scheme=scheme, bypass_csp=True) as page:
+        set_up(page, form_of_prompt="chat")
+        page.locator("#run").click()
+        status(page, DONE)
+        page.locator("#next").click()
+        page.locator("#compare").check()
+        page.locator("#prompt").fill("And then?")
+        page.locator("#run").click()
+        expect(page.locator("#headline")).to_have_text(SAME, timeout=30_000)
+        for formatted in (False, True):
+            page.locator("#formatted").set_checked(formatted)
+            found = Axe().run(page).response["violations"]
+            serious = [
+                (one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")
+            ]
+            assert serious == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bitmtp.benchmark.records import ResultLog
-from bitmtp.decoding.policies import make_policy
+from bitmtp.core.policies import make_policy
 from bitmtp.engine import Engine, Request
 from bitmtp.errors import RequestError
 from bitmtp.study.record import Plan, interleave, run

@@ -155,3 +155,10 @@ def test_the_command_line_names_the_method(tmp_path: Path) -> None:
     assert read_config(recipe, method="masks").frozen
     with pytest.raises(ConfigError, match="method is 'other'; choose one of joint, autoregressive, masks, medusa"):
         read_config(recipe, method="other")
+
+
+def test_a_layout_that_cannot_be_frozen_is_refused_with_those_that_can(bolt_on, backbone: Path) -> None:
+    found = checkpoint.read(backbone / "model")
+    grouped = replace(found, config=replace(found.config, ternary_scale="group", group_size=4))
+    with pytest.raises(ConfigError, match=r"ternary_scale is 'group'; method masks freezes 'row' or 'tensor' only"):
+        frozen_model(grouped, bolt_on("masks"), torch.float32)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from bitmtp.decoding.costs import CostTable, Tuning
-from bitmtp.decoding.topology import Topology
+from bitmtp.core.costs import CostTable, Tuning
+from bitmtp.core.topology import Topology
 from bitmtp.engine import Engine
 from bitmtp.tuning import drafts
 from bitmtp.tuning.drafts import study_drafts, tree_table

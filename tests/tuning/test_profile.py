@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bitmtp.decoding.costs import Calibration, CostTable, Tuning
+from bitmtp.core.costs import Calibration, CostTable, Tuning
 from bitmtp.errors import ConfigError
 from bitmtp.tuning.profile import Profile
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bitmtp.benchmark.policies import PolicyFigures
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policy import Policy
 from bitmtp.engine import Engine
 from bitmtp.tuning import search as searching
 from bitmtp.tuning.search import best, best_threads, candidates, search, texts

@@ -3,10 +3,10 @@ about policies, blocks or trees."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from bitmtp.config import ModelConfig
 from bitmtp.numerics import Float32
@@ -45,11 +45,12 @@ class Row:
         token: a token id, or :func:`mask` of a depth. A Medusa head's mask is computed from the row it hangs from, its
             anchor, which must be a row of the pass that it sees; no row with a token may see it.
         position: where it stands in the text.
-        visible: bit i is set if it sees the i-th row *of its own sequence* in this pass; its own bit is set, and the
-            rows seen stand at distinct positions, none after its own.
+        visible: bit i is set if it sees row ``since + i`` *of its own sequence* in this pass; its own bit is set, and
+            the rows seen stand at distinct positions, none after its own.
         head: what to compute from it.
         choice: how its token is chosen.
         window: what it sees of the history, if not all; such a row is never materialized.
+        since: it sees every row of its sequence in this pass before this one.
     """
 
     sequence: int
@@ -59,6 +60,18 @@ class Row:
     head: Head = Head.EXACT
     choice: Choice = GREEDY
     window: Window | None = None
+    since: int = 0
+
+    @property
+    def bits(self) -> int:
+        """What it sees as one set: bit i is row i of its sequence."""
+        return self.visible << self.since | (1 << self.since) - 1
+
+    @property
+    def sees(self) -> list[int]:
+        """Numbers, within its sequence, of the rows that it sees in this pass, ascending."""
+        bits = self.bits
+        return [index for index in range(bits.bit_length()) if bits >> index & 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,100 +173,39 @@ class TimedBackend(Protocol):
         ...
 
 
-def graphs_a_pass(backend: Backend) -> int:
-    """Graphs that the host launches for a pass: 1, or 0 where passes are not graphs."""
-    return getattr(backend, "graphs_a_pass", 0)
-
-
-@dataclass(frozen=True, slots=True)
-class ResidentTuning:
-    """What the adaptive policy knows when a text begins (``decoding/chooser.py``), for its linear shapes.
-
-    Attributes:
-        milliseconds: of passes of 0 … 64 rows behind ``history`` positions.
-        per_position: what each further position of history adds to a pass, and to each of its rows.
-        row: what a further row of a narrow pass costs.
-        temperatures, offsets: calibration of each proposal of a block but the exact head's.
-        ease, faith: log-odds that a proposal stands, and that the text goes on as its past did.
-        text: prompt and text now.
-    """
-
-    milliseconds: tuple[float, ...]
-    per_position: tuple[float, float]
-    history: int
-    row: float
-    temperatures: tuple[float, ...]
-    offsets: tuple[float, ...]
-    ease: float
-    faith: float
-    text: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ResidentText:
-    """A text at an iteration's boundary and the policy that goes on with it, for a backend that iterates by itself.
-
-    Attributes:
-        block_size, verify, min_prefix, verify_bound: of the policy; ``verify`` is the value of its ``Verify``.
-        bars: the probability that makes each proposal of a draft confident.
-        choice: how every token is chosen; without penalties and grammar, which depend on the text.
-        limit: length of prompt and text at which it ends.
-        committed: length of prompt and text now.
-        pending: the last committed tokens, those that are not materialized.
-        adaptive: if the block size is the largest of those that follow the text, as all else does; every draft is then
-            verified as far as it is worth it.
-    """
-
-    block_size: int
-    verify: str
-    bars: tuple[float, ...]
-    min_prefix: int
-    verify_bound: float
-    choice: Choice
-    limit: int
-    eos_ids: frozenset[int]
-    committed: int
-    pending: tuple[int, ...]
-    adaptive: ResidentTuning | None = None
-
-
-@dataclass(slots=True)
-class ResidentResult:
-    """Where such a text stands once the backend has stopped: counts as in :class:`bitmtp.decoding.stats.Stats`.
-
-    ``draft_ms`` and ``exact_ms`` are milliseconds within passes with masks and without, where the backend can tell.
-    """
-
-    materialized: int = 0
-    passes: int = 0
-    graph_replays: int = 0
-    iterations: int = 0
-    num_spec_steps: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    copied: int = 0
-    lengths: dict[int, int] = field(default_factory=dict)
-    draft_ms: float = 0.0
-    exact_ms: float = 0.0
-
-
 @runtime_checkable
-class ResidentBackend(Protocol):
-    """What a backend offers besides, if it runs whole iterations (draft, decide, verify, commit) without the host."""
+class LoopBackend(Protocol):
+    """What a backend offers besides, if it runs passes of texts by itself: plans, passes and outputs, without the host.
 
-    def can_reside(self, text: ResidentText) -> bool:
-        """Whether it can go on with this text, and has made ready for it."""
+    Texts and batches are those of ``bitmtp.core._core``.
+    """
+
+    def can_run(self, texts: Sequence[Any]) -> bool:
+        """Whether it can go on with these texts; makes ready for them."""
         ...
 
-    def decode_resident(
-        self, sequence: int, text: ResidentText, result: ResidentResult
-    ) -> Generator[list[tuple[int, str]], None, None]:
-        """Committed tokens and their sources (``exact``, ``accepted``, ``confident``) as they come, to the text's end.
-
-        Closing the iterator ends the loop with the iteration that runs. ``result`` is filled in either way, and the
-        sequence's history is what it says.
-        """
+    def run(self, batch: Any, texts: Sequence[Any], prompt_rows: int, milliseconds: float) -> Ran:
+        """At least one pass, and further ones for about so long; texts keep what they commit."""
         ...
+
+    def settle(self) -> None:
+        """End a loop that goes on between two calls of :meth:`run`, with its iteration."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a loop did.
+
+    Attributes:
+        widths: of its passes, as far as it can tell.
+        order: places of the texts, those first that found no room.
+        milliseconds: within passes of prompts, of drafts (with masks), and without masks.
+    """
+
+    widths: Sequence[int]
+    order: Sequence[int]
+    milliseconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 def causal_rows(sequence: int, tokens: Sequence[int], start: int, heads: Sequence[Head], choice: Choice) -> list[Row]:

@@ -170,12 +170,12 @@ class ReferenceBackend:
 
     def materialize(self, sequence: int, indices: Sequence[int]) -> None:
         """Append rows of the last pass to the history, in this order."""
-        store, seen = self._store(sequence), 0
+        store, seen = self._store(sequence), list[int]()
         for place, index in enumerate(indices):
             if not 0 <= index < len(store.rows):
                 raise ValueError(f"row {index} was not in the last pass of sequence {sequence}")
-            row, seen = store.rows[index], seen | 1 << index
-            if row.token < 0 or row.window or row.visible != seen or row.position != store.length + place:
+            row, seen = store.rows[index], sorted([*seen, index])
+            if row.token < 0 or row.window or row.sees != seen or row.position != store.length + place:
                 raise ValueError(f"row {index} does not continue the history of sequence {sequence}")
         slots = [store.length + index for index in indices]
         keep = [*range(store.length), *slots]
@@ -348,7 +348,7 @@ class ReferenceBackend:
         """Place in the pass of the row that this one sees at a position."""
         row = rows[index]
         own = [place for place, other in enumerate(rows) if other.sequence == row.sequence]
-        return next((own[i] for i in _bits(row.visible) if rows[own[i]].position == position), None)
+        return next((own[i] for i in row.sees if rows[own[i]].position == position), None)
 
     def _output(self, row: Row, hidden: Float32, parent: int | None, top: int, want: bool) -> Output:
         raw = self._logits(hidden, row.head)
@@ -385,16 +385,16 @@ class ReferenceBackend:
 
 def _check_visible(siblings: Sequence[Row], index: int, history: int) -> None:
     row = siblings[index]
-    if row.visible >> len(siblings) or not row.visible >> index & 1:
+    if row.since < 0 or index not in row.sees or row.sees[-1] >= len(siblings):
         raise ValueError(f"row {index} of sequence {row.sequence}: its visibility bits are wrong")
-    seen = [siblings[i].position for i in _bits(row.visible)]
+    seen = [siblings[i].position for i in row.sees]
     if len(set(seen)) != len(seen) or min(seen) < history or max(seen) > row.position:
         raise ValueError(f"row {index} of sequence {row.sequence} sees positions that it must not")
 
 
 def _check_anchor(siblings: Sequence[Row], index: int) -> None:
     """Rows of Medusa heads are made of their anchor's last row, and have no K/V that another row could see."""
-    row, seen = siblings[index], [siblings[i] for i in _bits(siblings[index].visible)]
+    row, seen = siblings[index], [siblings[i] for i in siblings[index].sees]
     if row.token >= 0:
         fits = all(other.token >= 0 for other in seen)
     else:
@@ -409,10 +409,6 @@ def _silu(x: Float32) -> Float32:
     return result
 
 
-def _bits(bits: int) -> list[int]:
-    return [index for index in range(bits.bit_length()) if bits >> index & 1]
-
-
 def _visible_slots(row: Row, store: _Store) -> dict[int, int]:
     """Visible position → slot in the store, positions ascending."""
     history = range(store.length)
@@ -420,7 +416,7 @@ def _visible_slots(row: Row, store: _Store) -> dict[int, int]:
         first_recent = row.position - row.window.recent
         history = [p for p in history if p < row.window.sinks or p > first_recent]  # type: ignore[assignment]
     slots = {position: position for position in history}
-    for index in sorted(_bits(row.visible), key=lambda i: store.rows[i].position):
+    for index in sorted(row.sees, key=lambda i: store.rows[i].position):
         slots[store.rows[index].position] = store.length + index
     return slots
 

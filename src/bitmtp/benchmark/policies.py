@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from bitmtp.decoding.policies import POLICIES, make_policy
-from bitmtp.decoding.policy import Policy
-from bitmtp.decoding.stats import Stats
+from bitmtp.core.policies import POLICIES, make_policy
+from bitmtp.core.policy import Policy
+from bitmtp.core.stats import Stats
 from bitmtp.engine import Engine, Request
 from bitmtp.errors import RequestError
 
@@ -150,7 +150,7 @@ def _run(engine: Engine, request: Request, tally: _Tally) -> list[int]:
         for _ in generation:
             pass
     result = generation.result
-    tally.add(generation.decoder.stats, result.tpot_ms * (result.num_tokens - 1) / 1e3)
+    tally.add(generation.text.stats, result.tpot_ms * (result.num_tokens - 1) / 1e3)
     tally.digest.update(repr(result.token_ids).encode())
     return result.token_ids
 

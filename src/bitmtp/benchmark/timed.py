@@ -5,32 +5,39 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from bitmtp.backends.base import Backend
-from bitmtp.decoding.decoder import Decoder, advance
-from bitmtp.decoding.policy import Policy
-from bitmtp.decoding.resident import can_reside, decode_resident
-from bitmtp.decoding.state import State
-from bitmtp.decoding.stats import Stats
-from bitmtp.sampling import Sampling
+from bitmtp.backends.base import Backend, prefill_by_steps
+from bitmtp.core.costs import Tuning
+from bitmtp.core.policy import Policy
+from bitmtp.core.stats import Stats
+from bitmtp.core.text import Text
+from bitmtp.loop import Loop
+from bitmtp.sampling import GREEDY, Sampling
+
+_TURN = 16.0
 
 
 def timed_text(
-    backend: Backend, policy: Policy, prompt: Sequence[int], tokens: int, sampling: Sampling
+    backend: Backend,
+    policy: Policy,
+    prompt: Sequence[int],
+    tokens: int,
+    sampling: Sampling,
 ) -> tuple[float, Stats]:
-    """Seconds of decoding ``tokens`` tokens, prefill and the first one left out, and what was counted.
-
-    In the resident loop if the backend takes the text.
-    """
-    state = State(backend.open(), sampling, list(prompt), len(prompt))
-    decoder = Decoder(state, policy, len(prompt) + tokens, frozenset())
-    resident = can_reside(backend, decoder)
-    decoder.start(backend)
+    """Seconds of decoding ``tokens`` tokens, prefill and the first one left out, and what was counted."""
+    sequence = backend.open()
+    if len(prompt) > 1:
+        prefill_by_steps(backend, sequence, prompt[:-1], GREEDY)
+    costs = Tuning.usual().costs.core()
+    text = Text(sequence, prompt, len(prompt) - 1, policy, sampling, len(prompt) + tokens, frozenset(), costs)
+    loop = Loop(backend, costs)
+    while not text.begun:
+        loop.run([text])
+        text.take()
     begun = time.perf_counter()
-    if resident:
-        for _ in decode_resident(backend, decoder):
+    while text.finish is None:
+        loop.run([text], _TURN)
+        while text.take():
             pass
-    while decoder.finish is None:
-        advance(backend, [decoder])
     taken = time.perf_counter() - begun
-    backend.close(state.sequence)
-    return taken, decoder.stats
+    backend.close(sequence)
+    return taken, text.stats

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from bitmtp.backends.base import MAX_WIDTH
-from bitmtp.decoding.costs import Calibration, CostTable, logit
-from bitmtp.decoding.state import State
-from bitmtp.decoding.topology import Topology, tree
-from bitmtp.decoding.tree import Guess, masks
+from bitmtp.backends.base import MAX_WIDTH, Head, Output, causal_rows, mask, prefill_by_steps
+from bitmtp.core.costs import Calibration, CostTable, logit
+from bitmtp.core.topology import Topology, tree
 from bitmtp.engine import Engine
-from bitmtp.sampling import Sampling
+from bitmtp.numerics import gumbel
+from bitmtp.sampling import Choice, Sampling
 
 Float64 = NDArray[np.float64]
 
@@ -36,6 +35,25 @@ class Occasion:
     depth: int
     probability: float
     rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What a draft says of a place: tokens, its own choice first, and that one's probability."""
+
+    tokens: tuple[int, ...]
+    probability: float
+
+    @classmethod
+    def of(cls, output: Output, position: int, sampling: Sampling) -> Guess:
+        """Alternatives are ranked as the sample is drawn: with the noise of the place where the token will stand."""
+        score = dict(output.top)
+        if sampling.temperature:
+            ids = np.array(list(score), np.int32)
+            noise = gumbel(sampling.seed, sampling.choice, position, ids).tolist()
+            score = {i: score[i] / sampling.temperature + more for i, more in zip(score, noise, strict=True)}
+        others = sorted((token for token in score if token != output.token), key=score.__getitem__, reverse=True)
+        return cls((output.token, *others), output.probability)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +94,24 @@ def _drafts(
 ) -> tuple[list[list[Guess]], list[int]]:
     """For each token of a text behind its first, the draft that was made before it; and those tokens."""
     backend, limit = engine.backend, min(engine.context - block_size, len(prompt) + max_tokens)
-    state, drafts = State(backend.open(), sampling, prompt, len(prompt)), list[list[Guess]]()
-    first = backend.prefill(state.sequence, prompt, state.choice())
-    state.commit([first.token], len(prompt))
-    while len(state.committed) < limit and state.committed[-1] not in engine.config.eos_token_ids:
-        outputs = backend.step(state.rows(masks(block_size)), top=2 * ranks)
-        backend.materialize(state.sequence, [0])
-        place = len(state.committed)
-        drafts.append([Guess.of(each, place + i, sampling) for i, each in enumerate(outputs) if each is not None])
-        state.commit([drafts[-1][0].tokens[0]], 1)
-    backend.close(state.sequence)
-    return drafts, state.committed[state.prompt_length + 1 :]
+    sequence, choice, drafts = backend.open(), Choice(sampling), list[list[Guess]]()
+    text = [*prompt, prefill_by_steps(backend, sequence, prompt, choice).token]
+    masks = [mask(depth) for depth in range(1, block_size)]
+    while len(text) < limit and text[-1] not in engine.config.eos_token_ids:
+        rows = causal_rows(sequence, [text[-1], *masks], len(text) - 1, [Head.EXACT] * block_size, choice)
+        outputs = backend.step(rows, top=2 * ranks)
+        backend.materialize(sequence, [0])
+        drafts.append([Guess.of(each, len(text) + i, sampling) for i, each in enumerate(outputs) if each is not None])
+        text.append(drafts[-1][0].tokens[0])
+    backend.close(sequence)
+    return drafts, text[len(prompt) + 1 :]
 
 
 def _compare(guesses: Sequence[Guess], text: Sequence[int]) -> list[Occasion]:
     found = []
     for depth, (guess, token) in enumerate(zip(guesses[1:], text[1:], strict=False), start=1):
         rank = guess.tokens.index(token) if token in guess.tokens else None
-        found.append(Occasion(depth, guess.probabilities[0], rank))
+        found.append(Occasion(depth, guess.probability, rank))
         if rank != 0:
             break
     return found

@@ -11,7 +11,7 @@ import numpy as np
 
 from bitmtp.backends.base import Backend, Head, causal_rows
 from bitmtp.benchmark.timed import timed_text
-from bitmtp.decoding.policies import make_policy
+from bitmtp.core.policies import make_policy
 from bitmtp.sampling import GREEDY, Sampling
 
 WIDTHS = (1, 2, 4, 8, 9, 16, 32)

@@ -35,23 +35,30 @@ def write_answer(generation: Generation, writer: Writer) -> Result:
 
 def was_interrupted(result: Result) -> bool:
     """Whether Ctrl-C ended the text."""
-    from bitmtp.decoding.decoder import Finish
+    from bitmtp.core.text import Finish
 
     return result.finish is Finish.INTERRUPTED
+
+
+def was_cut_off(result: Result) -> bool:
+    """Whether the text ended for want of room."""
+    from bitmtp.core.text import Finish
+
+    return result.finish is Finish.LENGTH
 
 
 @contextmanager
 def _interruptible(generation: Generation) -> Iterator[None]:
     """Let the first Ctrl-C end the text after the pass that is running, so that text and K/V stay consistent; the
     second raises ``KeyboardInterrupt``."""
-    from bitmtp.decoding.decoder import Finish
+    from bitmtp.core.text import Finish
 
-    decoder = generation.decoder
+    text = generation.text
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
-        if decoder.finish is Finish.INTERRUPTED:
+        if text.finish is Finish.INTERRUPTED:
             raise KeyboardInterrupt
-        decoder.finish = decoder.finish or Finish.INTERRUPTED
+        text.finish = text.finish or Finish.INTERRUPTED
 
     before = signal.signal(signal.SIGINT, stop)
     try:

@@ -1,8 +1,7 @@
-"""Entry point: the commands under one name, and errors as one line."""
+"""The commands under one name, and errors as one line."""
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -14,6 +13,7 @@ from bitmtp.cli.bench import bench
 from bitmtp.cli.chat import chat
 from bitmtp.cli.convert import convert
 from bitmtp.cli.eval import eval as evaluate
+from bitmtp.cli.examples import EXAMPLES, START, epilog
 from bitmtp.cli.generate import generate
 from bitmtp.cli.info import info
 from bitmtp.cli.serve import serve
@@ -31,10 +31,11 @@ app = typer.Typer(
     help="Fast generation from ternary language models by multi-token prediction.",
     rich_markup_mode=None,  # plain help: rich would double the start-up time
     pretty_exceptions_enable=False,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, info, bench, convert, evaluate, study, tune, serve, train):
-    app.command()(command)
+COMMANDS = (generate, chat, serve, info, bench, tune, convert, train, evaluate, study)
+for command in COMMANDS:
+    app.command(epilog=epilog(EXAMPLES[command.__name__]))(command)
 
 
 def _show_version(wanted: bool) -> None:
@@ -43,7 +44,7 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True, epilog=epilog(START))
 def _options(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001 (its callback acts)
@@ -57,9 +58,10 @@ def _options(
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code: 0, 1 (a check failed), 2 (an error) or 130 (Ctrl-C)."""
     try:
-        return app(list(arguments), standalone_mode=False) or 0
+        return app(list(arguments), prog_name="bitmtp", standalone_mode=False) or 0
     except UsageError as error:
-        return _fail(error.format_message())  # type: ignore[attr-defined]
+        # "Value error" is what pydantic, which typer checks choices with, puts before every message.
+        return _fail(error.format_message().replace("Value error, ", ""))  # type: ignore[attr-defined]
     except UnicodeError as error:
         return _fail(f"the text given is not valid UTF-8 ({error})")
     except (BitMTPError, OSError) as error:
@@ -71,10 +73,3 @@ def run(arguments: Sequence[str]) -> int:
 def _fail(message: str) -> int:
     print("bitmtp:", " ".join(message.split()), file=sys.stderr)
     return FAILED
-
-
-def main() -> None:
-    """The ``bitmtp`` program."""
-    # A reader that goes away ends the program in silence, as it does other filters.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    sys.exit(run(sys.argv[1:]))

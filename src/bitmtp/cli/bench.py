@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,11 +18,10 @@ from bitmtp.errors import RequestError
 
 if TYPE_CHECKING:
     from bitmtp.backends.base import Backend
-    from bitmtp.benchmark.ablation import Rung
     from bitmtp.benchmark.policies import PolicyFigures, Settings
     from bitmtp.benchmark.profile import Profile
     from bitmtp.benchmark.widths import PassCosts
-    from bitmtp.decoding.policy import Policy
+    from bitmtp.core.policy import Policy
     from bitmtp.engine import Engine
 
 
@@ -46,9 +45,6 @@ class BenchOptions:
     verify_bound: Annotated[float | None, Option(help="Joint probability from which proposals are verified.")] = None
     widths: Annotated[bool, Option("--widths", help="Measure the cost of a pass by width.")] = False
     history: Annotated[int, Option(min=1, help="Positions before the pass, with --widths.")] = 256
-    ablation: Annotated[
-        bool, Option("--ablation", help="Take the CUDA runtime apart: what widths, graphs and the resident loop bring.")
-    ] = False
     profile: Annotated[
         bool, Option("--profile", help="Where time goes: kernels of a pass, parts of the time to the first token.")
     ] = False
@@ -61,8 +57,6 @@ class BenchOptions:
         """Refuse what contradicts itself before anything slow begins."""
         if self.shape is not None and (self.prompts is not None or model.model is not None):
             raise RequestError("a shape has random weights: leave out --prompts and --model")
-        if self.ablation and (self.shape is not None or self.widths or self.profile):
-            raise RequestError("--ablation writes texts: leave out --shape, --widths and --profile")
         if self.prompts is None and (self.template is not None or self.limit is not None):
             raise RequestError("--template and --limit need --prompts")
         if self.json is not None and not Path(self.json).absolute().parent.is_dir():
@@ -87,7 +81,6 @@ class _Measured:
     backend: Backend
     costs: PassCosts | None = None
     figures: list[PolicyFigures] | None = None
-    rungs: list[Rung] | None = None
     profile: Profile | None = None
 
 
@@ -95,15 +88,13 @@ class _Measured:
 def bench(*, model: ModelOptions, options: BenchOptions) -> None:
     """Compare policies and pass widths.
 
-    Without --prompts, --widths, --profile, --ablation or --shape: built-in prompts and widths, on the model. The exit
+    Without --prompts, --widths, --profile or --shape: built-in prompts and widths, on the model. The exit
     code is 1 if a lossless policy changed a text.
     """
     options.check(model)
     measured = _measure_shape(model, options) if options.shape else _measure_model(model, options)
     _report(measured, options)
     _check_lossless(measured.figures or [])
-    if measured.rungs is not None:
-        _check_rungs(measured.rungs)
 
 
 def _measure_shape(model: ModelOptions, options: BenchOptions) -> _Measured:
@@ -119,9 +110,6 @@ def _measure_shape(model: ModelOptions, options: BenchOptions) -> _Measured:
 def _measure_model(model: ModelOptions, options: BenchOptions) -> _Measured:
     engine = model.load()
     measured = _Measured(Path(model.model or "shipped model").name, engine.backend)
-    if options.ablation:
-        measured.rungs = _ablate(engine, options)
-        return measured
     chosen = options.widths or options.profile
     comparison = _comparison(engine, options) if options.prompts is not None or not chosen else None
     if options.profile:
@@ -205,18 +193,6 @@ def _compare_policies(
         return compare(engine, ids, policies, max_tokens=options.max_tokens, rounds=options.rounds, tick=tick)
 
 
-def _ablate(engine: Engine, options: BenchOptions) -> list[Rung]:
-    from bitmtp.backends.cuda.runtime import Runtime
-    from bitmtp.benchmark.ablation import BLOCK_SIZES, NAMES, ablate
-
-    settings = options.settings()
-    names = settings.names if options.policy else NAMES
-    settings = replace(settings, names=names, block_sizes=settings.block_sizes or BLOCK_SIZES)
-    policies, ids = settings.policies(engine.config.block_size), _prompts(engine, options)
-    with progress("ablation", len(Runtime) * options.rounds * len(ids) * len(policies)) as tick:
-        return ablate(engine, ids, policies, max_tokens=options.max_tokens, rounds=options.rounds, tick=tick)
-
-
 def _profile(backend: Backend, context: int, options: BenchOptions) -> Profile:
     from bitmtp.benchmark.profile import PROMPTS, measure_profile
 
@@ -238,9 +214,6 @@ def _report(measured: _Measured, options: BenchOptions) -> None:
             "options": asdict(options),
             "passes": None if measured.costs is None else asdict(measured.costs),
             "policies": None if measured.figures is None else _policy_records(measured.figures),
-            "ablation": None
-            if measured.rungs is None
-            else {rung.runtime.name.lower(): _policy_records(rung.figures) for rung in measured.rungs},
             "profile": None if measured.profile is None else asdict(measured.profile),
         }
         Path(options.json).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -251,7 +224,7 @@ def _policy_records(figures: list[PolicyFigures]) -> list[dict[str, Any]]:
 
 
 def _print_tables(measured: _Measured, options: BenchOptions) -> None:
-    from bitmtp.cli.bench_tables import print_ablation, print_costs, print_policies, print_profile
+    from bitmtp.cli.bench_tables import print_costs, print_policies, print_profile
 
     texts = f"greedy, up to {options.max_tokens} tokens, medians of {options.rounds} rounds"
     if measured.costs is not None:
@@ -260,8 +233,6 @@ def _print_tables(measured: _Measured, options: BenchOptions) -> None:
         print_profile(measured.profile)
     if measured.figures is not None:
         print_policies(measured.figures, f"Policies ({texts})")
-    if measured.rungs is not None:
-        print_ablation(measured.rungs, f"Parts of the runtime ({texts})")
 
 
 def _check_lossless(figures: list[PolicyFigures]) -> None:
@@ -271,19 +242,6 @@ def _check_lossless(figures: list[PolicyFigures]) -> None:
         print(
             f"bitmtp: MISMATCH: {policy_label(each.policy)} is lossless, but its token ids differ from autoregressive "
             f"decoding's for prompts {numbers}",
-            file=sys.stderr,
-        )
-    if broken:
-        raise typer.Exit(1)
-
-
-def _check_rungs(rungs: list[Rung]) -> None:
-    from bitmtp.benchmark.ablation import changed
-
-    broken = changed(rungs)
-    for runtime, policy in broken:
-        print(
-            f"bitmtp: MISMATCH: {policy_label(policy)} on the runtime {runtime.label!r} wrote another text",
             file=sys.stderr,
         )
     if broken:

@@ -9,7 +9,6 @@ from bitmtp.cli.render import policy_label, print_table
 
 if TYPE_CHECKING:
     from bitmtp.backends.cuda.profile import KernelTime
-    from bitmtp.benchmark.ablation import Rung
     from bitmtp.benchmark.policies import PolicyFigures
     from bitmtp.benchmark.profile import Profile
     from bitmtp.benchmark.widths import PassCosts
@@ -91,23 +90,3 @@ def print_policies(figures: Sequence[PolicyFigures], title: str) -> None:
     ]
     print()
     print_table(title, ["policy", "tok/s", "× AR", "tok/iter", "tok/pass", "accepted", "lossless"], rows)
-
-
-def print_ablation(rungs: Sequence[Rung], title: str) -> None:
-    """Each rung of the runtime: tokens a second, against its own autoregressive decoding and the whole runtime's."""
-    policies, whole = [each.policy for each in rungs[0].figures], rungs[-1].baseline
-    columns = ["runtime"]
-    for policy in policies:
-        label = "AR" if policy.block_size == 1 else policy_label(policy)
-        columns += [f"{label} tok/s", "× whole AR"] if policy.block_size == 1 else [label, "× AR", "× whole AR"]
-    rows = []
-    for rung in rungs:
-        row = [rung.runtime.label]
-        for each in rung.figures:
-            ratios = [f"{each.tokens_per_second / whole:.2f}"]
-            ratios = ratios if each.policy.block_size == 1 else [f"{each.ratio:.2f}", *ratios]
-            row += [f"{each.tokens_per_second:.1f}", *ratios]
-        rows.append(row)
-    print()
-    print_table(title, columns, rows)
-    print("× AR: autoregressive decoding on the same rung; × whole AR: on the last one")

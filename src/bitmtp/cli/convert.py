@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,21 +21,24 @@ def convert(
     *,
     tokenizer: Annotated[str | None, typer.Option(metavar="FOLDER", help="Tokenizer; default: the source's.")] = None,
     embedding_bits: Annotated[int, typer.Option(help="16 or 8, of an embedding that is not ternary.")] = 16,
-    activation_scale: Annotated[str, typer.Option(help="Activations share a step by row, or by group.")] = "row",
+    activation_scale: Annotated[
+        Literal["row", "group"], typer.Option(help="What of the activations shares a step.")
+    ] = "row",
     force: Annotated[bool, typer.Option("--force", help="Replace DEST if it exists.")] = False,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="Do not try the result on plain text.")] = False,
 ) -> None:
-    """Convert a ternary model to a checkpoint that `bitmtp generate` runs."""
+    """Convert a ternary model to a checkpoint.
+
+    The other commands run what it writes.
+    """
     if embedding_bits not in (8, 16):
         raise RequestError(f"--embedding-bits is {embedding_bits}; choose 8 or 16")
-    if activation_scale not in ("row", "group"):
-        raise RequestError(f"--activation-scale is {activation_scale!r}; choose row or group")
     from bitmtp.convert.convert import Options
     from bitmtp.convert.convert import convert as run
 
     options = Options(
         embedding_bits=embedding_bits,
-        activation_scale=activation_scale,  # type: ignore[arg-type]
+        activation_scale=activation_scale,
         tokenizer=Path(tokenizer) if tokenizer else None,
         overwrite=force,
         checked=not unchecked,

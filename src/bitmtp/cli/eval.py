@@ -21,7 +21,7 @@ from bitmtp.errors import RequestError
 
 if TYPE_CHECKING:
     from bitmtp.benchmark.records import ResultLog
-    from bitmtp.decoding.policy import Policy
+    from bitmtp.core.policy import Policy
     from bitmtp.engine import Engine
     from bitmtp.evaluation.figures import Figures
     from bitmtp.evaluation.harness import Score
@@ -64,7 +64,7 @@ class EvalOptions:
         Raises:
             RequestError: a policy is unknown, or an option has no meaning under any.
         """
-        from bitmtp.decoding.policies import POLICIES, make_policy
+        from bitmtp.core.policies import POLICIES, make_policy
 
         options = {"tau": self.tau, "min_prefix": self.min_prefix, "verify_bound": self.verify_bound}
         unused = {name: value for name, value in options.items() if value is not None}

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bitmtp.cli.answer import was_interrupted, write_answer
+from bitmtp.cli.answer import was_cut_off, was_interrupted, write_answer
+from bitmtp.cli.form import FormOptions
 from bitmtp.cli.options import ModelOptions, PolicyOptions, TextOptions, with_options
 from bitmtp.cli.render import make_writer
 from bitmtp.errors import RequestError
@@ -24,6 +25,7 @@ def generate(
     model: ModelOptions,
     decoding: PolicyOptions,
     text: TextOptions,
+    form: FormOptions,
 ) -> None:
     """Write a text from PROMPT."""
     given = _prompt(prompt)
@@ -32,7 +34,10 @@ def generate(
     writer = make_writer(text.as_json)
     with engine.session() as session:
         request = text.request(_wrap(engine, text, given), decoding.make(engine.config.block_size, profile))
-        result = write_answer(session.generate(request), writer)
+        grammar = form.make(engine)
+        result = write_answer(session.generate(request, grammar), writer)
+    if grammar is not None and was_cut_off(result):
+        print("bitmtp: warning: the text is not complete; give it more --max-tokens", file=sys.stderr)
     if was_interrupted(result):
         raise typer.Exit(130)
 

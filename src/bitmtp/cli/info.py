@@ -37,7 +37,7 @@ def info(
 
 
 def _draw_topologies() -> None:
-    from bitmtp.decoding.topology import NAMED
+    from bitmtp.core.topology import NAMED
 
     print("d2: the draft's own choice for the second place; d2.1: its next best; m2: a mask, two behind its anchor")
     for shape in NAMED:

@@ -8,18 +8,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from typer import Option
 
 from bitmtp.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
-    from bitmtp.decoding.policy import Policy
+    from bitmtp.core.policy import Policy
     from bitmtp.engine import Engine, Request
     from bitmtp.sampling import Sampling
     from bitmtp.tokenizer import Message
     from bitmtp.tuning.profile import Profile
+
+
+PolicyName = Literal["speculative", "auto", "autoregressive", "confidence", "hybrid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,13 @@ class ModelOptions:
     """Which model runs, and on what."""
 
     model: Annotated[str | None, Option(metavar="FOLDER", help="Checkpoint folder; default: the shipped model.")] = None
-    backend: Annotated[str, Option(help="auto, cpu, cuda or reference.")] = "auto"
+    backend: Annotated[
+        Literal["auto", "cpu", "cuda", "reference"], Option(help="What runs the model; auto: the fastest there is.")
+    ] = "auto"
     threads: Annotated[int | None, Option(min=1, help="Threads; default: one per core.")] = None
     context: Annotated[int | None, Option(help="Longest prompt and text together; default: the model's.")] = None
     draft_head: Annotated[
-        str, Option(help="Head of provisional drafts: exact, int8, int4 or ternary (cuda and reference).")
+        Literal["exact", "int8", "int4", "ternary"], Option(help="Head of provisional drafts (cuda and reference).")
     ] = "exact"
 
     def load(self, profile: Profile | None = None) -> Engine:
@@ -56,9 +61,7 @@ class ModelOptions:
 class PolicyOptions:
     """How texts are decoded; the default is lossless."""
 
-    policy: Annotated[
-        str | None, Option(help="speculative, auto, autoregressive, confidence (lossy) or hybrid (lossy).")
-    ] = None
+    policy: Annotated[PolicyName | None, Option(help="How to decode; confidence and hybrid are lossy.")] = None
     block_size: Annotated[int | None, Option(help="Proposals per draft, at most the model's block size.")] = None
     tau: Annotated[float | None, Option(help="Probability from which a proposal is confident (lossy policies).")] = None
     min_prefix: Annotated[int | None, Option(help="Shortest confident prefix that is not verified (hybrid).")] = None
@@ -92,26 +95,26 @@ class PolicyOptions:
             return None
 
     def make(self, model_block_size: int, profile: Profile | None) -> Policy:
-        """The policy for a model: as these options say, else as the profile does, else speculative.
+        """The policy for a model: as these options say, else as the profile does, else ``auto``.
 
         Raises:
             RequestError: unknown, or an option has no meaning under it.
         """
-        from bitmtp.decoding.policies import make_policy
+        from bitmtp.core.policies import make_policy
 
         if self.profile is not None and self != PolicyOptions(profile=self.profile):
             raise RequestError("--profile says how to decode; leave --policy and its options out")
         if profile is not None and self == PolicyOptions(profile=self.profile):
             return profile.make_policy(model_block_size)
         policy = make_policy(
-            self.policy or ("speculative" if model_block_size > 1 else "autoregressive"),
+            self.policy or "auto",
             model_block_size,
             block_size=self.block_size,
             tau=self.tau,
             min_prefix=self.min_prefix,
             verify_bound=self.verify_bound,
         )
-        if model_block_size == 1 and policy.name != "autoregressive":
+        if model_block_size == 1 and policy.name not in ("autoregressive", "auto"):
             raise RequestError(
                 f"the {policy.name} policy drafts, but this model was never taught to draft; `bitmtp train` teaches it"
             )

@@ -8,8 +8,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from bitmtp.cli.wrap import Piece, Wrap
+
 if TYPE_CHECKING:
-    from bitmtp.decoding.policy import Policy
+    from bitmtp.core.policy import Policy
     from bitmtp.engine import Chunk, Generation, Result
 
 JSON_FIELDS = (
@@ -35,7 +37,7 @@ STYLES = {"exact": "default", "accepted": "green", "confident": "magenta"}
 MEANINGS = {"exact": "the model's own", "accepted": "draft, verified", "confident": "draft, not verified"}
 # A model may write escape sequences; a terminal must not obey them.
 _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
-_SEPARATOR = " · "
+SEPARATOR = " · "
 
 
 class Writer(Protocol):
@@ -81,40 +83,46 @@ class JsonWriter:
 
 
 class TerminalWriter:
-    """Tokens coloured by how they were committed, a legend once, and a line of figures after each answer."""
+    """Tokens coloured by how they were committed, lines broken between words, a legend once, and a line of figures
+    after each answer."""
 
     def __init__(self) -> None:
         from rich.console import Console
 
         self._console = Console(highlight=False)
+        self._wrap = Wrap(self._console.width)
         self._sampled = False
         self._legend_due = self._console.color_system is not None and not self._console.no_color
 
     def begin(self, generation: Generation) -> None:
         """Print the legend if there is something to explain."""
-        self._sampled = generation.decoder.state.sampling.temperature > 0
-        sources = _sources(generation.decoder.policy)
+        self._wrap = Wrap(self._console.width)  # the window may have another size by now
+        self._sampled = generation.text.sampling.temperature > 0
+        sources = _sources(generation.text.policy)
         if self._legend_due and len(sources) > 1:
             self._legend_due = False
             entries = [(f"{source}: {MEANINGS[source]}", STYLES[source]) for source in sources]
             for line in fill([entry for entry, _ in entries], self._console.width):
                 for place, entry in enumerate(line):
-                    self._console.out(_SEPARATOR if place else "", end="", style="dim")
+                    self._console.out(SEPARATOR if place else "", end="", style="dim")
                     self._console.out(entry, end="", style=dict(entries)[entry])
                 self._console.out()
 
     def write(self, chunk: Chunk) -> None:
-        """The text that the token settled, at once."""
-        text = chunk.text.translate(_CONTROLS)
-        if text:
-            self._console.out(text, end="", style=STYLES[chunk.token.source])
+        """The text that the token settled, up to the last whole word."""
+        self._show(self._wrap.push(chunk.text.translate(_CONTROLS), STYLES[chunk.token.source]))
+
+    def _show(self, pieces: Iterable[Piece]) -> None:
+        for text, style in pieces:
+            self._console.out(text, end="", style=style or None)
 
     def end(self, result: Result) -> None:
         """Complete the last line and print the figures."""
+        self._show(self._wrap.flush())
         if not result.text.endswith("\n"):
             self._console.out()
         for line in fill(figures(result, sampled=self._sampled), self._console.width):
-            self._console.out(_SEPARATOR.join(line), style="dim")
+            self._console.out(SEPARATOR.join(line), style="dim")
 
 
 def make_writer(as_json: bool) -> Writer:
@@ -148,7 +156,7 @@ def figures(result: Result, *, sampled: bool) -> list[str]:
 
 def policy_label(policy: Policy) -> str:
     """Name and settings of a policy, such as ``hybrid D=8 τ=0.9 m=3``."""
-    from bitmtp.decoding.policy import Verify
+    from bitmtp.core.policy import Verify
 
     if policy.block_size == 1:
         return policy.name
@@ -171,7 +179,7 @@ def fill(items: Iterable[str], width: int) -> list[list[str]]:
     """Lay items out in lines of at most ``width`` columns, an item never broken while it fits a line."""
     lines: list[list[str]] = [[]]
     for item in items:
-        if lines[-1] and len(_SEPARATOR.join([*lines[-1], item])) > width:
+        if lines[-1] and len(SEPARATOR.join([*lines[-1], item])) > width:
             lines.append([])
         lines[-1].append(item)
     return lines
@@ -209,7 +217,7 @@ def _print_stacked(columns: Sequence[str], rows: Sequence[Sequence[str]], width:
     for first, *others in rows:
         print(first)
         for line in fill([f"{name} {cell}" for name, cell in zip(columns[1:], others, strict=True)], width - 2):
-            print("  " + _SEPARATOR.join(line))
+            print("  " + SEPARATOR.join(line))
 
 
 def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
@@ -228,7 +236,7 @@ def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
 
 def _sources(policy: Policy) -> list[str]:
     """How a policy can commit tokens."""
-    from bitmtp.decoding.policy import Verify
+    from bitmtp.core.policy import Verify
 
     if policy.block_size == 1:
         return ["exact"]

@@ -17,7 +17,7 @@ from bitmtp.cli.options import ModelOptions, PolicyOptions, with_options
 from bitmtp.errors import BitMTPError, ConfigError
 
 if TYPE_CHECKING:
-    from bitmtp.decoding.policy import Policy
+    from bitmtp.core.policy import Policy
     from bitmtp.server.options import ServerOptions
     from bitmtp.tuning.profile import Profile
 
@@ -30,7 +30,6 @@ class LimitOptions:
 
     slots: Annotated[int, Option(help="Texts that are written at once.")] = 8
     queue: Annotated[int, Option(help="Texts that may wait; beyond it requests get 429.")] = 64
-    draft_rows: Annotated[int, Option(help="Rows of a pass for drafts: k texts draft blocks of this / k.")] = 8
     prefill_rows: Annotated[int, Option(help="Rows of a pass for prompts while texts are being written.")] = 32
     prefix_cache: Annotated[int, Option(metavar="MIB", help="K/V kept for prompts that begin alike.")] = 256
     timeout: Annotated[float, Option(metavar="SECONDS", help="Longest a request may take.")] = 600.0
@@ -54,7 +53,10 @@ def serve(
     log_prompts: Annotated[bool, Option("--log-prompts", help="Log prompts and texts.")] = False,
     replicas: Annotated[int, Option(min=1, help="Engines behind one address, by Ray Serve (extra `ray`).")] = 1,
 ) -> None:
-    """Serve the model over HTTP as OpenAI's API does, and a page to watch it draft."""
+    """Serve the model as OpenAI's API does.
+
+    At the same address is a page that shows how the model drafts.
+    """
     # A client that goes away must not end the server, as it ends the other commands.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     profile = decoding.find_profile(model)
@@ -108,7 +110,6 @@ def _options(
         policy=policy(read_config(folder).block_size),
         slots=limits.slots,
         queue=limits.queue,
-        draft_rows=limits.draft_rows,
         prefill_rows=limits.prefill_rows,
         prefix_cache_bytes=limits.prefix_cache * MIB,
         timeout=limits.timeout,

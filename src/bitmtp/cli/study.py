@@ -43,7 +43,7 @@ class StudyOptions:
 
 @with_options
 def study(*, model: ModelOptions, options: StudyOptions) -> None:
-    """Measure three workloads under every policy; write study.json and report.html.
+    """Measure three workloads under every policy. Write study.json and report.html.
 
     The exit code is 1 if a lossless policy changed a text, or if fewer than 95% of the figures of two runs agree.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,8 +14,8 @@ def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="TOML file that describes the run.")],
     *,
     method: Annotated[
-        str | None,
-        typer.Option(help="joint, autoregressive, masks or medusa, instead of what the recipe says; default: joint."),
+        Literal["joint", "autoregressive", "masks", "medusa"] | None,
+        typer.Option(help="What to teach, instead of what the recipe says; default: joint."),
     ] = None,
     stop_after: Annotated[float, typer.Option(help="Save the state and stop after this many seconds.")] = math.inf,
 ) -> None:

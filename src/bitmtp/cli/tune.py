@@ -148,7 +148,7 @@ def _profile(model: ModelOptions, engine: Engine, threads: int, chosen: PolicyFi
 
     from bitmtp.benchmark.environment import environment
     from bitmtp.benchmark.records import model_fingerprint
-    from bitmtp.decoding.policies import POLICIES
+    from bitmtp.core.policies import POLICIES
     from bitmtp.models import shipped_model
     from bitmtp.tuning.profile import Profile
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,7 +64,7 @@ def convert(source: str | Path, target: str | Path, options: Options, listener: 
     Returns: how well it reads text; None if that was not checked.
 
     Raises:
-        CheckpointError: the source is damaged, or ``target`` exists, or the result reads text no better than chance.
+        CheckpointError: the source is damaged, or ``target`` exists, or the result hardly reads text.
         ConfigError: the source is not supported, or is a full-precision model.
     """
     target = Path(target)
@@ -80,13 +81,26 @@ def convert(source: str | Path, target: str | Path, options: Options, listener: 
     listener.say(f"model: {describe(config)}")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
-        fresh = Path(scratch) / "model"
-        _write(opened, config, options, fresh, listener)
-        reading = None
-        if options.checked:
-            reading = read_plain_text(fresh)
-            listener.say(f"check: {reading.loss:.2f} nats a token on plain English (chance: {reading.chance:.2f})")
+        fresh, words = Path(scratch) / "model", Path(scratch) / "tokenizer"
+        with _blamed_on(str(source), fresh), _blamed_on(str(options.tokenizer or source), words):
+            _write(opened, config, options, fresh, words, listener)
+            reading = _check(fresh, listener) if options.checked else None
         _replace(fresh, target)
+    return reading
+
+
+@contextmanager
+def _blamed_on(source: str, scratch: Path) -> Iterator[None]:
+    """What is wrong with the result is wrong with the source; the scratch folder will be gone."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(str(error).replace(str(scratch), source)) from None
+
+
+def _check(fresh: Path, listener: Listener) -> Reading:
+    reading = read_plain_text(fresh)
+    listener.say(f"check: {reading.loss:.2f} nats a token on plain English (chance: {reading.chance:.2f})")
     return reading
 
 
@@ -110,15 +124,15 @@ def describe(config: ModelConfig) -> str:
     )
 
 
-def _write(opened: Opened, config: ModelConfig, options: Options, fresh: Path, listener: Listener) -> None:
-    with tempfile.TemporaryDirectory(dir=fresh.parent) as words:
-        # first, because a missing tokenizer is found out at once
-        if options.tokenizer is None:
-            opened.write_tokenizer(Path(words))
-        else:
-            copy_tokenizer(options.tokenizer, Path(words))
-        Tokenizer(words, config.vocab_size)
-        checkpoint.write(fresh, config, _read_all(opened, config, listener), words)
+def _write(opened: Opened, config: ModelConfig, options: Options, fresh: Path, words: Path, listener: Listener) -> None:
+    words.mkdir()
+    # first, because a missing tokenizer is found out at once
+    if options.tokenizer is None:
+        opened.write_tokenizer(words)
+    else:
+        copy_tokenizer(options.tokenizer, words)
+    Tokenizer(words, config.vocab_size)
+    checkpoint.write(fresh, config, _read_all(opened, config, listener), words)
 
 
 def _read_all(opened: Opened, config: ModelConfig, listener: Listener) -> Tensors:

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from bitmtp.checkpoint import linear_shapes
 from bitmtp.config import ModelConfig, RopeScaling
 from bitmtp.convert.gguf_blocks import I2_S, BlockType
+from bitmtp.convert.gguf_metadata import Metadata
 from bitmtp.convert.gguf_tensors import (
     Entry,
     GgufRows,
@@ -31,6 +32,7 @@ from bitmtp.convert.rows import Opened, StoredTernary, Ternary
 from bitmtp.errors import CheckpointError, ConfigError
 from bitmtp.ternary import Float32
 
+T = TypeVar("T")
 _LAYER_NAMES = {
     "attn_q": "attention.q",
     "attn_k": "attention.k",
@@ -70,17 +72,17 @@ def open_gguf(file: Path) -> Opened:
         raise ConfigError(
             f"{file}: Bonsai of the second generation (weights rotated by Hadamard matrices), not supported"
         )
-    # the token lists are long and of no use here
-    wanted = {name: field for name, field in reader.fields.items() if not name.startswith("tokenizer.ggml.t")}
-    fields = {name: field.contents() for name, field in wanted.items() if name != "tokenizer.ggml.merges"}
     entries = {our_name(name): entry for name, entry in reader.entries.items()}
     if "rope_freqs.weight" in entries:
         raise ConfigError(f"{file}: frequencies stretched by a table (rope_freqs) are not supported")
+    if "embedding.weight" not in entries:
+        raise CheckpointError(f"{file}: tensor token_embd.weight is missing")
+    architecture = Metadata(file, reader.fields).need("general.architecture", str)
     try:
-        config = _model_config(fields, entries)
+        config = _model_config(architecture, Metadata(file, reader.fields, architecture), entries)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
-    orders = _orders(config) if fields["general.architecture"] == "llama" else {}
+    orders = _orders(config) if architecture == "llama" else {}
     kind, config, ternary = _ternary_matrices(file, reader, config, entries, orders)
     taken = {f"{module}.weight" for module in ternary}
     floats = {name: entry for name, entry in entries.items() if name not in taken}
@@ -88,8 +90,8 @@ def open_gguf(file: Path) -> Opened:
     if not ternary and (found := find_ternary(config, rows)) is not None:
         kind, config, ternary = found
         rows = {name: each for name, each in rows.items() if name.removesuffix(".weight") not in ternary}
-    kind = f"{fields['general.architecture']}, {kind}; GGUF file"
-    return Opened(file, kind, config, rows, ternary, partial(write_tokenizer, file, reader))
+    write = partial(write_tokenizer, Metadata(file, reader.fields), config.vocab_size)
+    return Opened(file, f"{architecture}, {kind}; GGUF file", config, rows, ternary, write)
 
 
 def _ternary_matrices(
@@ -173,50 +175,57 @@ def _order(orders: Mapping[str, Order], name: str) -> Order | None:
     return orders.get(name.split(".")[-2])
 
 
-def _model_config(fields: Mapping[str, Any], entries: Mapping[str, Entry]) -> ModelConfig:
-    architecture = fields.get("general.architecture")
+def _model_config(architecture: str, metadata: Metadata, entries: Mapping[str, Entry]) -> ModelConfig:
+    """What may be left out, and what then holds, is as in the definition of the format."""
     if architecture not in ACTIVATIONS:
         raise ConfigError(f"GGUF architecture is {architecture!r}; supported: {', '.join(ACTIVATIONS)}")
-    get = {name.removeprefix(f"{architecture}."): value for name, value in fields.items()}.get
-    heads, hidden = int(get("attention.head_count", 0)), int(get("embedding_length", 0))
-    head_dim = int(get("attention.key_length") or hidden // max(heads, 1))
-    if int(get("rope.dimension_count", head_dim)) != head_dim:
-        raise ConfigError(f"rope.dimension_count is {get('rope.dimension_count')}; supported: the head's {head_dim}")
-    ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    need, find = metadata.need, metadata.find
+    heads, hidden = need(".attention.head_count", int), need(".embedding_length", int)
+    head_dim = find(".attention.key_length", int) or hidden // max(heads, 1)
+    if (rotated := find(".rope.dimension_count", int)) not in (None, head_dim):
+        raise ConfigError(f"rope.dimension_count is {rotated}; supported: the head's {head_dim}")
+    ends = [need("tokenizer.ggml.eos_token_id", int), find("tokenizer.ggml.eot_token_id", int)]
     return ModelConfig(
-        vocab_size=entries["embedding.weight"].shape[0] if "embedding.weight" in entries else 0,
+        vocab_size=entries["embedding.weight"].shape[0],
         hidden_size=hidden,
-        intermediate_size=int(get("feed_forward_length", 0)),
-        num_layers=int(get("block_count", 0)),
+        intermediate_size=need(".feed_forward_length", int),
+        num_layers=need(".block_count", int),
         num_heads=heads,
-        num_kv_heads=int(get("attention.head_count_kv", heads)),
+        num_kv_heads=_or(find(".attention.head_count_kv", int), heads),
         head_dim=head_dim,
-        max_position=int(get("context_length", 0)),
-        eos_token_ids=tuple(dict.fromkeys(int(end) for end in ends if end is not None)),
-        rope_theta=float(get("rope.freq_base", 10_000.0)),
-        rope_scaling=_rope_scaling(get, int(get("context_length", 0))),
+        max_position=need(".context_length", int),
+        eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
+        rope_theta=_or(find(".rope.freq_base", float), 10_000.0),
+        rope_scaling=_rope_scaling(metadata),
         # stored in binary32; the seven digits it was written with give the decimal back
-        norm_eps=float(f"{get('attention.layer_norm_rms_epsilon', 1e-5):.6g}"),
+        norm_eps=float(f"{need('.attention.layer_norm_rms_epsilon', float):.6g}"),
         activation=ACTIVATIONS[architecture],  # type: ignore[arg-type]
         sub_norm="layers.0.mlp.sub_norm.weight" in entries,
         qk_norm="layers.0.attention.q_norm.weight" in entries,
         attention_bias="layers.0.attention.q.bias" in entries,
         tie_embeddings="head.weight" not in entries,
-        bos_token_id=fields.get("tokenizer.ggml.bos_token_id"),
-        pad_token_id=fields.get("tokenizer.ggml.padding_token_id"),
+        bos_token_id=find("tokenizer.ggml.bos_token_id", int),
+        pad_token_id=find("tokenizer.ggml.padding_token_id", int),
         embedding_bits=16,
         head_activation_bits=16,
     )
 
 
-def _rope_scaling(get: Any, context: int) -> RopeScaling | None:
-    kind = get("rope.scaling.type", "none")
+def _or(found: T | None, default: T) -> T:
+    return default if found is None else found
+
+
+def _rope_scaling(metadata: Metadata) -> RopeScaling | None:
+    find = metadata.find
+    kind = _or(find(".rope.scaling.type", str), "none")
     if kind == "none":
         return None
-    factor, original = float(get("rope.scaling.factor", 0)), int(get("rope.scaling.original_context_length", context))
+    factor = _or(find(".rope.scaling.factor", float), 0.0)  # which no kind takes
+    original = _or(find(".rope.scaling.original_context_length", int), metadata.need(".context_length", int))
     if kind != "yarn":
-        return RopeScaling(str(kind), factor, original)
+        return RopeScaling(kind, factor, original)
     # llama.cpp multiplies what the file names by YaRN's own factor
-    attention = float(get("rope.scaling.attn_factor", 1)) * yarn_attention(factor)
-    low, high = float(get("rope.scaling.yarn_beta_slow", 1)), float(get("rope.scaling.yarn_beta_fast", 32))
+    attention = _or(find(".rope.scaling.attn_factor", float), 1.0) * yarn_attention(factor)
+    low = _or(find(".rope.scaling.yarn_beta_slow", float), 1.0)
+    high = _or(find(".rope.scaling.yarn_beta_fast", float), 32.0)
     return RopeScaling("yarn", factor, original, low, high, attention)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,17 +47,29 @@ class Entry:
 class Reader(GGUFReader):
     """The package's reader, but for the tensors: it knows neither I2_S nor the ids of PrismML's fork."""
 
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> NDArray[Any]:
+        # A length beyond the end would be taken for what there is, and counted through to it.
+        if int(offset) + np.dtype(dtype).itemsize * int(count) > len(self.data):
+            raise ValueError("a length in it reaches beyond the end")
+        found: NDArray[Any] = super()._get(offset, dtype, count, override_order)
+        return found
+
     def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
-        offsets = [int(start_offs + field.parts[5][0]) for field in fields]
+        self.begin = int(start_offs)
+        offsets = [self.begin + int(field.parts[5][0]) for field in fields]
         ends = sorted({*offsets, len(self.data)})
         self.entries: dict[str, Entry] = {}
         for field, offset in zip(fields, offsets, strict=True):
             _, name, _, dims, type_id, _ = field.parts
             text = bytes(name).decode("utf-8")
+            shape = tuple(int(size) for size in reversed(dims))
             if text in self.entries:
                 raise ValueError(f"tensor {text} occurs twice")
+            if not math.prod(shape) or not shape:
+                raise ValueError(f"tensor {text} has shape {list(shape)}")
+            if offset > len(self.data):
+                raise ValueError(f"tensor {text} begins beyond the end")
             room = next((end for end in ends if end > offset), offset) - offset
-            shape = tuple(int(size) for size in reversed(dims))
             self.entries[text] = Entry(text, int(type_id[0]), shape, offset, room)
 
 
@@ -70,7 +83,7 @@ def open_gguf_tensors(file: Path) -> Reader:
         raise CheckpointError(f"{file}: no such file")
     try:
         return Reader(file)
-    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
+    except (ValueError, IndexError, KeyError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{file}: not a GGUF file, or cut off inside its header ({error})") from None
 
 
@@ -93,10 +106,24 @@ def block_types(file: Path, reader: Reader) -> dict[int, BlockType]:
                 f"{file}: the sizes of its tensors of type {type_id} are not those of {names}; cut off?"
             )
         found[type_id] = fitting[0]
-    for entry in reader.entries.values():
-        if entry.type_id not in found and entry.room < _needed(file, entry):
-            raise CheckpointError(f"{file}: cut off inside {entry.name}; copy the file again")
+    _check_extents(file, reader, found)
     return found
+
+
+def _check_extents(file: Path, reader: Reader, layouts: Mapping[int, BlockType]) -> None:
+    """Every tensor begins where the one before it ends, as the format has it: no overlap, no gap."""
+    place = reader.begin
+    for entry in sorted(reader.entries.values(), key=lambda entry: entry.offset):
+        layout = layouts.get(entry.type_id)
+        needed = entry.weights // layout.group * layout.size if layout else _needed(file, entry)
+        if entry.offset + needed > len(reader.data):
+            raise CheckpointError(f"{file}: cut off inside {entry.name}; copy the file again")
+        if entry.offset != place:
+            raise CheckpointError(
+                f"{file}: {entry.name} begins at byte {entry.offset}; by the sizes of the tensors before it, it must "
+                f"begin at {place}"
+            )
+        place += needed + -needed % int(reader.alignment)
 
 
 def _fits(entry: Entry, layout: BlockType, alignment: int) -> bool:

@@ -16,7 +16,7 @@ from bitmtp.convert.groups import find_ternary
 from bitmtp.convert.rows import Opened, Rows, StoredTernary
 from bitmtp.convert.safetensors_file import StoredTensor, open_folder, read_json
 from bitmtp.convert.tokenizer_files import copy_tokenizer
-from bitmtp.errors import CheckpointError, ConfigError
+from bitmtp.errors import BitMTPError, CheckpointError, ConfigError
 
 ACTIVATIONS = {"llama": "silu", "qwen2": "silu", "qwen3": "silu", "bitnet": "relu2"}
 _NAMES = {"llama": "Llama-family", "qwen2": "Qwen2", "qwen3": "Qwen3", "bitnet": "BitNet b1.58"}
@@ -54,6 +54,17 @@ def open_huggingface(folder: Path) -> Opened:
         CheckpointError: a file is missing or damaged.
         ConfigError: an architecture, quantisation or option this project does not have.
     """
+    try:
+        return _open(folder)
+    except BitMTPError:
+        raise
+    except KeyError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error.args[0]} is missing") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(f"{folder / 'config.json'}: a value is of a wrong kind ({error})") from None
+
+
+def _open(folder: Path) -> Opened:
     data = read_json(folder / "config.json")
     tensors = {our_name(name): tensor for name, tensor in open_folder(folder).items()}
     _refuse_rotated(data, tensors)

@@ -87,6 +87,8 @@ def open_model(path: str | Path) -> Opened:
         from bitmtp.convert.huggingface import open_huggingface
 
         opened = open_huggingface(path)
+    if not opened.config.eos_token_ids:
+        raise CheckpointError(f"{path}: nothing says which token ends a text (eos_token_id)")
     check_shapes(opened)
     return opened
 

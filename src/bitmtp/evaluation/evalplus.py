@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policy import Policy
 from bitmtp.evaluation.code import HUMANEVAL, MBPP, humaneval_solution, mbpp_solution
 from bitmtp.evaluation.plan import Results
 from bitmtp.evaluation.task import Question, Task

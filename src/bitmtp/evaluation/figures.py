@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bitmtp.benchmark.records import Record
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policy import Policy
 from bitmtp.evaluation.intervals import paired, wilson
 from bitmtp.evaluation.plan import Results, Speed
 from bitmtp.evaluation.task import Task, Verdict

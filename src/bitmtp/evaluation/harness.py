@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bitmtp.benchmark.records import Record, ResultLog
-from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policies import make_policy
+from bitmtp.core.policy import Policy
 from bitmtp.engine import Engine, Request
 from bitmtp.errors import RequestError
 from bitmtp.evaluation.likelihood import log_likelihood

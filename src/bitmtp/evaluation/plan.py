@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from bitmtp.benchmark.records import Record, ResultLog
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policy import Policy
 from bitmtp.engine import Generation
 from bitmtp.evaluation.task import Question, Task, Verdict
 
@@ -66,7 +66,7 @@ class Results:
 
     def add_text(self, task: Task, policy: Policy, question: Question, generation: Generation) -> None:
         """Keep a finished text and its counts."""
-        result, stats = generation.result, generation.decoder.stats
+        result, stats = generation.result, generation.text.stats
         self._log.add(
             self._text_key(task, policy, question),
             text=result.text,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import starmap
 
 from bitmtp.benchmark.policies import compare
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policy import Policy
 from bitmtp.engine import Engine, Request
 from bitmtp.evaluation.plan import Results, Speed
 from bitmtp.evaluation.task import Question, Task

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bitmtp.decoding.decoder import advance
 from bitmtp.engine import Engine, Generation, Request, Session
+
+_TURN = 16.0  # milliseconds between two looks at what has ended
 
 
 def write_texts(engine: Engine, requests: Sequence[Request], batch: int) -> Iterator[tuple[int, Generation]]:
@@ -22,10 +23,11 @@ def write_texts(engine: Engine, requests: Sequence[Request], batch: int) -> Iter
                 running[following[0]] = _begin(engine, following[1])
             if not running:
                 return
-            advance(engine.backend, [generation.decoder for _, generation in running.values()])
+            engine.loop.run([generation.text for _, generation in running.values()], _TURN)
             for index, (session, generation) in list(running.items()):
-                generation.take()
-                if generation.decoder.finish is not None:
+                while generation.take():
+                    pass
+                if generation.text.finish is not None:
                     del running[index]
                     session.close()
                     yield index, generation
@@ -38,7 +40,6 @@ def _begin(engine: Engine, request: Request) -> tuple[Session, Generation]:
     session = engine.session()
     try:
         generation = session.generate(request)
-        generation.start()
     except BaseException:
         session.close()
         raise

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from bitmtp.decoding.decoder import Finish
+from bitmtp.core.text import Finish
 from bitmtp.server.intake import Plan
-from bitmtp.server.jobs import Piece, Update
+from bitmtp.server.jobs import Piece, Proposal, Update
 from bitmtp.server.responses import (
     AnswerMessage,
     AnswerToolCall,
@@ -20,10 +20,11 @@ from bitmtp.server.responses import (
     FunctionDelta,
     TokenLogprob,
     TopLogprob,
+    TraceProposal,
     TraceToken,
 )
 from bitmtp.server.tools import ToolCall, ToolParser
-from bitmtp.tokenizer import Tokenizer
+from bitmtp.server.vocabulary import Offsets, Vocabulary
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -34,7 +35,9 @@ class Delta:
 
     Attributes:
         first_call: number of the first of ``calls`` within the answer.
-        offset: characters of the tokens before ``pieces``.
+        offsets: where each of ``pieces`` begins in the text, if log-probabilities are wanted.
+        checked: in a stream, the proposals of the pass that committed ``pieces``.
+        ms: in a stream, milliseconds since the choice's first token.
     """
 
     index: int
@@ -43,18 +46,20 @@ class Delta:
     pieces: tuple[Piece, ...] = ()
     finish: FinishReason | None = None
     first_call: int = 0
-    offset: int = 0
+    offsets: tuple[int, ...] = ()
+    checked: tuple[Proposal, ...] = ()
+    ms: float | None = None
 
 
 class Answer:
     """Turns the updates of a plan's choices into deltas, and deltas into the API's choices."""
 
-    def __init__(self, plan: Plan, tokenizer: Tokenizer, eos_ids: Iterable[int]) -> None:
+    def __init__(self, plan: Plan, vocabulary: Vocabulary) -> None:
         self._plan = plan
-        self._tokenizer = tokenizer
-        self._eos = frozenset(eos_ids)
-        self._parsers = [ToolParser() if plan.tools else None for _ in plan.requests]
-        self._offsets = [0 for _ in plan.requests]
+        self._vocabulary = vocabulary
+        self._parsers = [ToolParser(plan.tools, plan.single_call) if plan.tools else None for _ in plan.requests]
+        self._offsets = [Offsets(vocabulary) for _ in plan.requests]
+        self._begun: dict[int, float] = {}  # when each choice had its first token
 
     def delta(self, index: int, update: Update) -> Delta:
         """What an update brings; the finish reason comes with the last one."""
@@ -69,11 +74,12 @@ class Answer:
         finish: FinishReason | None = None
         if update.result is not None:
             finish = "length" if update.result.finish is Finish.LENGTH else "stop"
-            finish = "tool_calls" if parser is not None and parser.calls and finish == "stop" else finish
-        offset = self._offsets[index]
-        if self._plan.top is not None:
-            self._offsets[index] += sum(len(self._token(piece.id)) for piece in update.pieces)
-        return Delta(index, text, tuple(calls), update.pieces, finish, first_call, offset)
+            if parser is not None and parser.calls and (finish == "stop" or self._plan.single_call):
+                finish = "tool_calls"
+        wanted = update.pieces if self._plan.top is not None else ()
+        offsets = tuple(self._offsets[index].push(piece.id) for piece in wanted)
+        ms = 1e3 * (update.at - self._begun.setdefault(index, update.at))
+        return Delta(index, text, tuple(calls), update.pieces, finish, first_call, offsets, update.checked, ms)
 
     def fold(self, deltas: Sequence[Delta]) -> list[Delta]:
         """The whole of each choice."""
@@ -84,6 +90,7 @@ class Answer:
                 tuple(call for delta in own for call in delta.calls),
                 tuple(piece for delta in own for piece in delta.pieces),
                 own[-1].finish,
+                offsets=tuple(offset for delta in own for offset in delta.offsets),
             )
             for index in range(len(self._plan.requests))
             for own in [[delta for delta in deltas if delta.index == index]]
@@ -104,16 +111,15 @@ class Answer:
     def _completion_logprobs(self, delta: Delta) -> CompletionLogprobs | None:
         if self._plan.top is None:
             return None
-        tokens, chosen, top, offsets = [], [], [], []
-        offset = delta.offset
-        for piece in self._shown(delta):
+        found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        for piece, offset in self._shown(delta):
             assert piece.logprobs is not None
-            tokens.append(self._token(piece.id))
-            chosen.append(piece.logprobs.chosen)
-            top.append({self._token(token): value for token, value in reversed(piece.logprobs.top)})
-            offsets.append(offset)
-            offset += len(tokens[-1])
-        return CompletionLogprobs(tokens=tokens, token_logprobs=chosen, top_logprobs=top, text_offset=offsets)
+            names = self._vocabulary.names([piece.id, *(token for token, _ in piece.logprobs.top)])
+            found.tokens.append(names[piece.id])
+            found.token_logprobs.append(piece.logprobs.chosen)
+            found.top_logprobs.append({names[token]: value for token, value in reversed(piece.logprobs.top)})
+            found.text_offset.append(offset)
+        return found
 
     # Chat
 
@@ -166,7 +172,7 @@ class Answer:
         if self._plan.top is None:
             return None
         content = []
-        for piece in self._shown(delta):
+        for piece, _ in self._shown(delta):
             assert piece.logprobs is not None
             top = [self._entry(token, value) for token, value in piece.logprobs.top]
             own = self._entry(piece.id, piece.logprobs.chosen)
@@ -174,20 +180,22 @@ class Answer:
         return ChatLogprobs(content=content)
 
     def _entry(self, token: int, logprob: float) -> TopLogprob:
-        text = self._token(token)
-        whole = "\ufffd" not in text  # a token may hold a part of a character only
-        return TopLogprob(token=text, logprob=logprob, bytes=list(text.encode()) if whole else None)
+        names = self._vocabulary.names([token])
+        return TopLogprob(token=names[token], logprob=logprob, bytes=list(self._vocabulary.bytes_of(token)))
 
     # Both
 
-    def _token(self, token: int) -> str:
-        return self._tokenizer.decode([token], skip_special=False)
+    def _shown(self, delta: Delta) -> list[tuple[Piece, int]]:
+        """The tokens that are text, and where they begin."""
+        pairs = zip(delta.pieces, delta.offsets, strict=True)
+        return [(piece, offset) for piece, offset in pairs if piece.id not in self._vocabulary.eos]
 
-    def _shown(self, delta: Delta) -> list[Piece]:
-        """The tokens that are text."""
-        return [piece for piece in delta.pieces if piece.id not in self._eos]
-
-    def _trace(self, delta: Delta) -> dict[str, list[TraceToken]]:
+    def _trace(self, delta: Delta) -> dict[str, Any]:
         if not self._plan.trace:
             return {}
-        return {"tokens": [TraceToken(id=p.id, text=p.text, source=p.source.value) for p in delta.pieces]}
+        tokens = [TraceToken(id=p.id, text=p.text, source=p.source.value) for p in delta.pieces]
+        if delta.ms is None:
+            return {"tokens": tokens}
+        texts = {p.id: self._vocabulary.bytes_of(p.id).decode("utf-8", "replace") for p in delta.checked}
+        checked = [TraceProposal(id=p.id, text=texts[p.id], after=p.after) for p in delta.checked]
+        return {"tokens": tokens, "proposals": checked, "ms": round(delta.ms, 3)}

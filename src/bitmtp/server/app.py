@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from bitmtp import __version__
-from bitmtp.decoding.policies import POLICIES
+from bitmtp.core.policies import POLICIES
 from bitmtp.engine import Engine
-from bitmtp.errors import RequestError
-from bitmtp.server.errors import ApiError, failed, invalid
+from bitmtp.server.errors import ApiError, explained, failed
+from bitmtp.server.grammar import Grammars
 from bitmtp.server.intake import Intake
+from bitmtp.server.json_body import JsonRoute
 from bitmtp.server.metrics import Metrics
-from bitmtp.server.middleware import LimitBody, Observe, RequireKey
+from bitmtp.server.middleware import HeadAsGet, LimitBody, Observe, RequireKey
 from bitmtp.server.options import ServerOptions
 from bitmtp.server.responses import (
     ChatCompletion,
@@ -40,6 +41,7 @@ from bitmtp.server.responses import (
 from bitmtp.server.scheduler import Scheduler
 from bitmtp.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from bitmtp.server.service import Service
+from bitmtp.server.vocabulary import Vocabulary
 
 STATIC = Path(__file__).parent / "static"
 _REASONS = {
@@ -48,6 +50,7 @@ _REASONS = {
     404: "no such model or endpoint",
     408: "the request did not arrive in time, or ran into its time limit",
     413: "the body is too large",
+    415: "the body is not JSON by its content type",
     429: "the queue is full",
     500: "the server failed",
     503: "the server is shutting down",
@@ -63,7 +66,7 @@ class Page(StaticFiles):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a file."""
-        if scope["method"] not in ("GET", "HEAD"):
+        if scope["method"] != "GET":
             raise HTTPException(404)
         await super().__call__(scope, receive, send)
 
@@ -81,13 +84,16 @@ def create_app(engine: Engine, options: ServerOptions) -> FastAPI:
         await asyncio.to_thread(scheduler.join)
 
     app = FastAPI(title="BitMTP", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.router.route_class = JsonRoute
     app.state.scheduler = scheduler
-    _add_texts(app, Intake(engine, options), Service(engine, options, scheduler))
+    vocabulary = Vocabulary(engine)
+    _add_texts(app, Intake(engine, options, Grammars(vocabulary)), Service(vocabulary, options, scheduler))
     _add_rest(app, engine, options, metrics)
     _add_errors(app)
     paths = [path for route in app.routes if (path := getattr(route, "path", None))]
     if STATIC.is_dir():
         app.mount("/", Page(directory=STATIC, html=True))
+    app.add_middleware(HeadAsGet)
     app.add_middleware(LimitBody, max_bytes=options.max_body_bytes, timeout=options.receive_timeout)
     if options.api_keys:
         app.add_middleware(RequireKey, keys=options.api_keys)
@@ -156,13 +162,9 @@ def _add_errors(app: FastAPI) -> None:
     async def api_error(_: Request, error: ApiError) -> Response:
         return JSONResponse(error.body(), error.status, error.headers)
 
-    @app.exception_handler(RequestError)
-    async def request_error(request: Request, error: RequestError) -> Response:
-        return await api_error(request, invalid(str(error)))
-
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:
-        return await api_error(request, _explained(error.errors()[0]))
+        return await api_error(request, explained(error.errors(), error.body))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -172,12 +174,3 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def fault(request: Request, _: Exception) -> Response:
         return await api_error(request, failed())
-
-
-def _explained(found: Mapping[str, Any]) -> ApiError:
-    """What pydantic found wrong, in one line."""
-    if found["type"] == "json_invalid":
-        return invalid(f"the body is not valid JSON ({found['ctx']['error']})")
-    field = ".".join(str(place) for place in found["loc"] if place != "body")
-    message = "unknown or unsupported parameter" if found["type"] == "extra_forbidden" else found["msg"]
-    return invalid(f"{field}: {message}" if field else message.removeprefix("Value error, "), field or None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from bitmtp.errors import BitMTPError
+from bitmtp.errors import BitMTPError, RequestError
 
 
 class ApiError(BitMTPError):
@@ -51,6 +53,44 @@ class ApiError(BitMTPError):
 def invalid(message: str, param: str | None = None) -> ApiError:
     """A request that cannot be carried out as asked: 400."""
     return ApiError(400, message, "invalid_value", param=param)
+
+
+@contextmanager
+def blamed_on(param: str) -> Iterator[None]:
+    """What the engine refuses is the fault of a request's field."""
+    try:
+        yield
+    except RequestError as error:
+        raise invalid(str(error), param) from None
+
+
+def explained(found: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
+    """What pydantic found wrong with a body, in one line.
+
+    Where a field may be of several types there is an error for each; the one that got furthest was meant.
+    """
+    about = [error for error in found if error["loc"][:2] == found[0]["loc"][:2]]
+    paths = [_path(error, body) for error in about]
+    deepest = max(paths, key=len)
+    messages = [_message(error) for error, path in zip(about, paths, strict=True) if path == deepest]
+    field, message = ".".join(map(str, deepest)), "; or: ".join(dict.fromkeys(messages))
+    return invalid(f"{field}: {message}" if field else message, field or None)
+
+
+def _path(error: Mapping[str, Any], body: Any) -> list[Any]:
+    """Where the error is in the body; pydantic's place names the types of a union on the way there as well."""
+    path = []
+    for place in error["loc"][1:]:
+        if (isinstance(body, dict) and place in body) or (isinstance(body, list) and isinstance(place, int)):
+            body = body[place]
+            path.append(place)
+    return [*path, error["loc"][-1]] if error["type"] == "missing" and len(error["loc"]) > 1 else path
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    if error["type"] == "extra_forbidden":
+        return "unknown or unsupported parameter"
+    return str(error["msg"]).removeprefix("Value error, ")
 
 
 def busy(waiting: int) -> ApiError:

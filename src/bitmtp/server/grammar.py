@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from bitmtp.engine import Engine
 from bitmtp.server.errors import invalid
+from bitmtp.server.tools import END, OPEN
+from bitmtp.server.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -21,13 +22,14 @@ _JSON: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", 
 
 
 class TokenGrammar:
-    """A text's place in a grammar; see :class:`bitmtp.decoding.state.Grammar`.
+    """A text's place in a grammar; see :class:`bitmtp.core.text.Grammar`.
 
     What follows an end-of-sequence token is never text, so a path with one in it is not looked at.
     """
 
-    def __init__(self, matcher: LLMatcher, eos_ids: Iterable[int]) -> None:
+    def __init__(self, matcher: LLMatcher, eos_ids: Iterable[int], param: str) -> None:
         self._matcher = matcher
+        self._param = param  # the request's field that asks for it
         self._eos = frozenset(eos_ids)
 
     def allowed(self, path: Sequence[int]) -> NDArray[np.uint32] | None:
@@ -57,21 +59,18 @@ class TokenGrammar:
 
     def copy(self) -> TokenGrammar:
         """An independent one at the same place."""
-        return TokenGrammar(self._matcher.deep_copy(), self._eos)
+        return TokenGrammar(self._matcher.deep_copy(), self._eos, self._param)
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise invalid(f"this schema is too much to follow: {_first_line(self._matcher)}", "response_format")
+            raise invalid(f"this schema is too much to follow: {_first_line(self._matcher)}", self._param)
 
 
 class Grammars:
     """Compiles grammars for one model's tokens."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._eos = engine.config.eos_token_ids
-        self._tokenizer = LLTokenizer(
-            engine.tokenizer.definition, n_vocab=engine.config.vocab_size, eos_token=list(self._eos)
-        )
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
 
     def json(self, schema: dict[str, Any]) -> TokenGrammar:
         """Text that is JSON and matches ``schema``.
@@ -81,28 +80,49 @@ class Grammars:
         """
         return self._compile(LLMatcher.grammar_from_json_schema(schema, overrides=_JSON), "response_format")
 
-    def tool_call(self, tools: Sequence[tuple[str, dict[str, Any]]]) -> TokenGrammar:
-        """One call of one of the tools, given by name and schema of arguments, as the template writes it."""
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, "arguments": parameters},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-                "x-guidance": _JSON,
-            }
-            for name, parameters in tools
-        ]
-        rules = [f"call{index}: %json {json.dumps(call)}" for index, call in enumerate(calls)]
-        choice = " | ".join(f"call{index}" for index in range(len(calls)))
-        lark = "\n".join(['start: "<tool_call>\\n" (' + choice + ') "\\n</tool_call>"', *rules])
-        return self._compile(LLMatcher.grammar_from_lark(lark), "tools")
+    def lark(self, grammar: str) -> TokenGrammar:
+        """Text of a grammar in llguidance's dialect of Lark.
 
-    def _compile(self, grammar: str, param: str) -> TokenGrammar:
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        Raises:
+            ApiError: 400, it is none.
+        """
+        return self._compile(LLMatcher.grammar_from_lark(grammar), "grammar", "grammar")
+
+    def tool_call(self, tools: Sequence[tuple[str, dict[str, Any]]]) -> TokenGrammar:
+        """One call of one of the tools, given by name and schema of arguments, as the template writes it.
+
+        Raises:
+            ApiError: 400, as :meth:`json`.
+        """
+        return self._compile(LLMatcher.grammar_from_lark("\n".join([f'start: "{OPEN}" call', *_calls(tools)])), "tools")
+
+    def tool_calls(self, tools: Sequence[tuple[str, dict[str, Any]]]) -> TokenGrammar:
+        """Any text, in which every call is one of the tools.
+
+        Raises:
+            ApiError: 400, as :meth:`json`.
+        """
+        rules = ["start: (opened call)* TEXT", "TEXT: /(?s:.*)/", f'opened[lazy]: TEXT "{OPEN}"', *_calls(tools)]
+        return self._compile(LLMatcher.grammar_from_lark("\n".join(rules)), "tools")
+
+    def _compile(self, grammar: str, param: str, what: str = "schema") -> TokenGrammar:
+        matcher = LLMatcher(self._vocabulary.compiled, grammar, log_level=0)
         if matcher.is_error():
-            raise invalid(f"this schema cannot be used: {_first_line(matcher)}", param)
-        return TokenGrammar(matcher, self._eos)
+            raise invalid(f"this {what} cannot be used: {_first_line(matcher)}", param)
+        return TokenGrammar(matcher, self._vocabulary.eos, param)
+
+
+def _calls(tools: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Rules for what follows the opening tag. Each schema is a document of its own, so that its references hold."""
+    choice = " | ".join(f"call{index}" for index in range(len(tools)))
+    rules = [f'call: "\\n" ({choice}) {json.dumps(END)}']
+    for index, (name, schema) in enumerate(tools):
+        rules += [
+            rf'call{index}: "{{\"name\": " name{index} ", \"arguments\": " arguments{index} "}}"',
+            f"name{index}: %json {json.dumps({'const': name})}",
+            f"arguments{index}: %json {json.dumps(schema | {'x-guidance': _JSON})}",
+        ]
+    return rules
 
 
 def _first_line(matcher: LLMatcher) -> str:

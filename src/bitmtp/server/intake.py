@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policies import make_policy
+from bitmtp.core.policy import Policy
 from bitmtp.engine import Engine, Request
 from bitmtp.sampling import Sampling
-from bitmtp.server.errors import ApiError, invalid
+from bitmtp.server.errors import ApiError, blamed_on, invalid
 from bitmtp.server.grammar import Grammars, TokenGrammar
+from bitmtp.server.json_body import parse
 from bitmtp.server.options import ServerOptions
 from bitmtp.server.schemas import (
     ChatMessage,
@@ -26,8 +27,9 @@ from bitmtp.server.schemas import (
     NamedTool,
     TokenizeRequest,
     Tool,
+    ToolCallEntry,
 )
-from bitmtp.server.tools import CLOSE, explain
+from bitmtp.server.tools import END, arguments_schema, explain
 
 COMPLETION_TOKENS = 16  # what the API writes if a plain completion does not say
 MAX_STOPS = 16
@@ -44,6 +46,8 @@ class Plan:
         top: alternatives for log-probabilities; None: none are wanted.
         timeout: seconds.
         trace: show each token's id and how it was committed.
+        tools: names of the functions that the text may call.
+        single_call: the answer ends with its first call.
         user: whom the client says it asks for; it goes to the log.
     """
 
@@ -58,7 +62,8 @@ class Plan:
     trace: bool
     top: int | None = None
     grammar: TokenGrammar | None = None
-    tools: bool = False
+    tools: frozenset[str] = frozenset()
+    single_call: bool = False
     user: str | None = None
 
 
@@ -68,10 +73,10 @@ class Intake:
     Every method raises :class:`ApiError` or :class:`bitmtp.errors.RequestError` for what cannot be done.
     """
 
-    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+    def __init__(self, engine: Engine, options: ServerOptions, grammars: Grammars) -> None:
         self._engine = engine
         self._options = options
-        self._grammars = Grammars(engine)
+        self._grammars = grammars
 
     def completion(self, body: CompletionRequest) -> Plan:
         """The plan of a plain completion."""
@@ -90,9 +95,11 @@ class Intake:
         prompt = self._render(body.messages, tools)
         limit = body.max_completion_tokens or body.max_tokens or self._engine.context
         plan = self._plan(body, [prompt], limit, top=(body.top_logprobs or 0) if body.logprobs else None)
+        plan = replace(plan, grammar=self._grammar(body, tools), tools=frozenset(tool.function.name for tool in tools))
         if tools and body.parallel_tool_calls is False:
-            plan = replace(plan, requests=[replace(one, stop=(*one.stop, CLOSE)) for one in plan.requests])
-        return replace(plan, grammar=self._grammar(body, tools), tools=bool(tools))
+            requests = [replace(one, stop=(*one.stop, END)) for one in plan.requests]
+            plan = replace(plan, requests=requests, single_call=True)
+        return plan
 
     @property
     def context(self) -> int:
@@ -115,11 +122,13 @@ class Intake:
         n = body.n or 1
         if n * len(prompts) > self._options.max_choices:
             raise invalid(f"{n * len(prompts)} texts asked for; at most {self._options.max_choices} a request", "n")
-        policy = self._policy(body.decoding or Decoding())
+        with blamed_on("decoding"):
+            policy = self._policy(body.decoding or Decoding())
         if top is not None and not policy.lossless:
             raise invalid(f"logprobs are the exact head's; the {policy.name} policy does not always ask it", "logprobs")
         seed = secrets.randbits(63) if body.seed is None else body.seed % (1 << 64)
-        sampling = self._sampling(body)
+        with blamed_on("temperature"):  # the only one whose range has a gap
+            sampling = self._sampling(body)
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         if len(stop) > MAX_STOPS:
             raise invalid(f"{len(stop)} stop strings; at most {MAX_STOPS}", "stop")
@@ -128,7 +137,8 @@ class Intake:
             for prompt in prompts
             for choice in range(n)
         ]
-        encoded = [ids for first in requests[::n] for ids in [self._engine.encode(first)] * n]
+        with blamed_on("messages" if isinstance(body, ChatRequest) else "prompt"):
+            encoded = [ids for first in requests[::n] for ids in [self._engine.encode(first)] * n]
         return Plan(
             requests,
             encoded,
@@ -137,8 +147,8 @@ class Intake:
             seed,
             timeout=min(body.timeout or self._options.timeout, self._options.timeout),
             stream=bool(body.stream),
-            usage=body.stream_options is not None and body.stream_options.include_usage,
-            trace=body.decoding is not None and body.decoding.trace,
+            usage=bool(body.stream_options and body.stream_options.include_usage),
+            trace=bool(body.decoding and body.decoding.trace),
             top=top,
             user=body.user,
         )
@@ -164,35 +174,48 @@ class Intake:
             repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
-            logit_bias=_bias(body.logit_bias or {}),
+            logit_bias=_bias(body.logit_bias or {}, self._engine.config.vocab_size),
         )
 
     def _render(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
         tokenizer = self._engine.tokenizer
         plain = [_message(message) for message in messages]
         listed = [tool.model_dump(exclude_none=True) for tool in tools]
-        if tokenizer.template_knows_tools:
-            return tokenizer.chat(plain, tools=listed or None)
-        return tokenizer.chat(explain(plain, listed))
+        with blamed_on("messages"):
+            if tokenizer.template_knows_tools:
+                return tokenizer.chat(plain, tools=listed or None)
+            return tokenizer.chat(explain(plain, listed))
 
     def _grammar(self, body: ChatRequest, tools: Sequence[Tool]) -> TokenGrammar | None:
         form = body.response_format
         wanted = isinstance(form, JsonObjectFormat | JsonSchemaFormat)
-        forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
         if wanted and tools:
             raise invalid("response_format and tools do not go together; set tool_choice to none", "response_format")
-        if forced:
-            return self._grammars.tool_call([(tool.function.name, tool.function.parameters or {}) for tool in tools])
+        if tools:
+            return self._tool_grammar(body, tools)
         if isinstance(form, JsonSchemaFormat):
             return self._grammars.json(form.json_schema.schema_)
         return self._grammars.json({"type": "object"}) if wanted else None
 
+    def _tool_grammar(self, body: ChatRequest, tools: Sequence[Tool]) -> TokenGrammar | None:
+        """Forced calls keep to their schemas; where the model may choose, those of ``strict`` functions do."""
+        schemas = [(tool.function.name, arguments_schema(tool.function.parameters)) for tool in tools]
+        if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
+            return self._grammars.tool_call(schemas)
+        kept = [
+            (name, schema if tool.function.strict else {"type": "object"})
+            for tool, (name, schema) in zip(tools, schemas, strict=True)
+        ]
+        return self._grammars.tool_calls(kept) if any(tool.function.strict for tool in tools) else None
 
-def _bias(asked: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    try:
-        return tuple(sorted((int(token), value) for token, value in asked.items()))
-    except ValueError:
-        raise invalid("logit_bias is keyed by token ids", "logit_bias") from None
+
+def _bias(asked: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:
+    for key in asked:
+        if not re.fullmatch("0|[1-9][0-9]{0,9}", key):  # one spelling only, so that no token stands there twice
+            raise invalid(f"logit_bias is keyed by token ids, which {key!r} is not", "logit_bias")
+        if int(key) >= vocabulary:
+            raise invalid(f"token id {key} is outside the vocabulary of {vocabulary}", "logit_bias")
+    return tuple(sorted((int(token), value) for token, value in asked.items()))
 
 
 def _offered(body: ChatRequest) -> list[Tool]:
@@ -217,13 +240,14 @@ def _message(message: ChatMessage) -> dict[str, Any]:
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        plain["tool_calls"] = [_call(entry.function.name, entry.function.arguments) for entry in message.tool_calls]
+        plain["tool_calls"] = [_call(entry) for entry in message.tool_calls]
     return plain
 
 
-def _call(name: str, arguments: str) -> dict[str, Any]:
+def _call(entry: ToolCallEntry) -> dict[str, Any]:
+    name, arguments = entry.function.name, entry.function.arguments
     try:
-        parsed = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
+        parsed = parse(arguments or "{}")
+    except ValueError:
         raise invalid(f"the arguments of the call of {name!r} are not JSON", "messages") from None
-    return {"type": "function", "function": {"name": name, "arguments": parsed}}
+    return {"id": entry.id, "type": "function", "function": {"name": name, "arguments": parsed}}

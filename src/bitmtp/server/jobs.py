@@ -9,30 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bitmtp.backends.base import Output
-from bitmtp.decoding.decoder import Source
-from bitmtp.decoding.state import Grammar
-from bitmtp.decoding.stats import Stats
+from bitmtp.core.stats import Stats
+from bitmtp.core.text import Grammar, Logprobs, Source
 from bitmtp.engine import Chunk, Request, Result
 from bitmtp.server.errors import ApiError
-
-
-@dataclass(frozen=True, slots=True)
-class Logprobs:
-    """Log-probabilities (nats) of a token and of the likeliest ones, of the exact head's raw distribution."""
-
-    chosen: float
-    top: tuple[tuple[int, float], ...]
-
-    @classmethod
-    def of(cls, output: Output, top: int) -> Logprobs:
-        """From an output with logits and at least ``top`` alternatives."""
-        assert output.logits is not None
-        logits = output.logits.astype(np.float64)
-        largest = logits.max()
-        total = largest + np.log(np.exp(logits - largest).sum())
-        best = tuple((token, float(raw - total)) for token, raw in output.top[:top])
-        return cls(float(logits[output.token] - total), best)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +25,22 @@ class Piece:
     logprobs: Logprobs | None = None
 
     @classmethod
-    def of(cls, chunk: Chunk, top: int | None) -> Piece:
-        """From a chunk of the engine; ``top`` is None where no log-probabilities were asked for."""
+    def of(cls, chunk: Chunk) -> Piece:
+        """From a chunk of the engine."""
         token = chunk.token
-        logprobs = None if top is None or token.output is None else Logprobs.of(token.output, top)
-        return cls(token.id, chunk.text, token.source, logprobs)
+        return cls(token.id, chunk.text, token.source, token.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A token that a pass checked.
+
+    Attributes:
+        after: number of the proposal that it follows; -1: it follows the text.
+    """
+
+    id: int
+    after: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +48,15 @@ class Update:
     """News of a job: what one pass committed; at the end the result, or what went wrong.
 
     Attributes:
+        checked: the proposals of the pass, if the job wants a trace.
+        at: when the pass was over, on the clock of ``time.monotonic``.
         stats: counts behind the result's figures.
         cached: prompt tokens that were not run because another text began alike.
     """
 
     pieces: tuple[Piece, ...] = ()
+    checked: tuple[Proposal, ...] = ()
+    at: float = field(default_factory=time.monotonic)
     result: Result | None = None
     stats: Stats = field(default_factory=Stats)
     error: ApiError | None = None
@@ -78,6 +73,7 @@ class Job:
         deadline: on the clock of ``time.monotonic``.
         top: alternatives per token for log-probabilities; None: none are wanted.
         grammar: restricts the text.
+        trace: tell of proposals as well.
     """
 
     request: Request
@@ -86,6 +82,7 @@ class Job:
     deadline: float
     top: int | None = None
     grammar: Grammar | None = None
+    trace: bool = False
     cancelled: bool = False
     key: NDArray[np.int32] = field(init=False)
     submitted: float = field(default_factory=time.monotonic)

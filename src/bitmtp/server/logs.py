@@ -59,6 +59,8 @@ def texts(identity: str, run: Run, with_text: bool) -> None:
         "first_token_seconds": None if run.first is None else round(run.first, 4),
         "seconds": round(run.seconds, 4),
     }
+    if run.warning is not None:
+        fields["warning"] = run.warning
     if plan.user is not None:
         fields["user"] = plan.user
     if with_text:

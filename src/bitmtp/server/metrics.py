@@ -7,7 +7,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from bitmtp.decoding.stats import Stats
+from bitmtp.core.stats import Stats
 from bitmtp.engine import Result
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -31,6 +31,7 @@ class Metrics:
         self.accepted = counter("bitmtp_accepted_tokens", "Mask proposals that were committed")
         self.shapes = counter("bitmtp_shaped_passes", "Passes that were no plain block or chain, by shape", ["shape"])
         self.policies = counter("bitmtp_policy_texts", "Texts by the policy that wrote them", ["policy"])
+        self.futile = counter("bitmtp_texts_drafted_in_vain", "Texts of whose drafts next to none were accepted")
         self.ended = counter("bitmtp_texts", "Texts by how they ended", ["end"])
         self.passes = self._histogram("bitmtp_pass_rows", "Rows of a pass", _ROWS)
         self.pass_time = self._histogram("bitmtp_pass_seconds", "Time of a pass", _TOKEN_SECONDS)
@@ -48,6 +49,7 @@ class Metrics:
         self.proposed.inc(stats.proposed)
         self.accepted.inc(stats.accepted)
         self.policies.labels(result.policy.name).inc()
+        self.futile.inc(result.drafts_rejected)
         for shape in ("windowed", "copied", "ahead", "ahead_used"):
             self.shapes.labels(shape).inc(getattr(stats, shape))
         if result.num_tokens > 1:

@@ -55,6 +55,19 @@ class Observe:
             logs.request(path, status, time.perf_counter() - begun)
 
 
+class HeadAsGet:
+    """Answers HEAD as GET; the server in front sends no body then."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
+
+
 class RequireKey:
     """Answers 401 to API requests without a known key. Hashes are compared, with every known one, in constant time."""
 

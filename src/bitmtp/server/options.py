@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policy import Policy
 from bitmtp.errors import ConfigError
 
 MIB = 1 << 20
@@ -19,7 +19,6 @@ class ServerOptions:
         policy: how requests decode that do not say.
         slots: texts that are written at once.
         queue: texts that may wait for a slot; beyond it the answer is 429.
-        draft_rows: rows of a pass that drafts may take together: of k texts, each drafts blocks of ``draft_rows / k``.
         prefill_rows: rows of a pass that prompts may take while other texts are being written.
         prefix_cache_bytes: K/V of finished texts kept for prompts that begin alike.
         timeout: seconds a request may take, waiting included.
@@ -41,7 +40,6 @@ class ServerOptions:
     policy: Policy
     slots: int = 8
     queue: int = 64
-    draft_rows: int = 8
     prefill_rows: int = 32
     prefix_cache_bytes: int = 256 * MIB
     timeout: float = 600.0
@@ -56,7 +54,7 @@ class ServerOptions:
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("slots", "draft_rows", "prefill_rows", "max_choices", "max_body_bytes", "max_connections"):
+        for name in ("slots", "prefill_rows", "max_choices", "max_body_bytes", "max_connections"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("queue", "prefix_cache_bytes", "grace"):

@@ -25,6 +25,7 @@ from bitmtp.engine import Engine
 from bitmtp.server.app import create_app
 from bitmtp.server.errors import ApiError
 from bitmtp.server.host import listen, make_server
+from bitmtp.server.json_body import parse
 from bitmtp.server.middleware import LimitBody
 from bitmtp.server.options import ServerOptions
 
@@ -166,14 +167,14 @@ def beginning(body: bytes) -> str:
     """A key that requests share if their prompts begin alike: conversations by their first turn, texts by their first
     kilobyte. Empty if there is no prompt: any replica will do."""
     try:
-        asked = json.loads(body)
+        asked = parse(body)
         messages, prompt = asked.get("messages"), asked.get("prompt")
         if isinstance(messages, list):
             turns = 2 if messages and messages[0].get("role") in ("system", "developer") else 1
             start: Any = messages[:turns]
         else:
             start = prompt[:BEGINNING]
-    except (ValueError, AttributeError, TypeError, RecursionError):
+    except (ValueError, AttributeError, TypeError):
         return ""
     return hashlib.sha256(json.dumps(start).encode()).hexdigest()[:16]
 

@@ -36,12 +36,13 @@ class Usage(BaseModel):
 
 
 class DecodingReport(BaseModel):
-    """How the text was decoded; with ``seed`` it can be had again."""
+    """How the text was decoded; with ``seed`` it can be had again. ``warning``: drafting did not pay."""
 
     policy: str
     block_size: int
     lossless: bool
     seed: int
+    warning: str | None = None
 
 
 class TraceToken(BaseModel):
@@ -52,12 +53,20 @@ class TraceToken(BaseModel):
     source: Literal["exact", "accepted", "confident"]
 
 
+class TraceProposal(BaseModel):
+    """A token that was checked, behind the proposal with the number ``after`` or (-1) behind the text."""
+
+    id: int
+    text: str
+    after: int
+
+
 class TopLogprob(BaseModel):
-    """An alternative."""
+    """An alternative; ``bytes`` may be a part of a character."""
 
     token: str
     logprob: float
-    bytes: list[int] | None
+    bytes: list[int]
 
 
 class TokenLogprob(TopLogprob):
@@ -110,6 +119,8 @@ class _Choice(BaseModel):
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"] | None
     tokens: list[TraceToken] | None = None
+    proposals: list[TraceProposal] | None = None
+    ms: float | None = None
 
 
 class CompletionChoice(_Choice):

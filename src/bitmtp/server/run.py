@@ -10,7 +10,7 @@ from dataclasses import fields
 
 from starlette.types import Receive
 
-from bitmtp.decoding.stats import Stats
+from bitmtp.core.stats import Stats
 from bitmtp.engine import Result
 from bitmtp.server.errors import ApiError
 from bitmtp.server.intake import Plan
@@ -47,7 +47,15 @@ class Run:
         loop = asyncio.get_running_loop()
         deadline = self._begun + plan.timeout
         self._jobs = [
-            Job(request, ids, self._listener(loop, index), deadline, plan.top, plan.grammar and plan.grammar.copy())
+            Job(
+                request,
+                ids,
+                self._listener(loop, index),
+                deadline,
+                plan.top,
+                plan.grammar and plan.grammar.copy(),
+                plan.trace,
+            )
             for index, (request, ids) in enumerate(zip(plan.requests, plan.prompts, strict=True))
         ]
 
@@ -75,7 +83,7 @@ class Run:
         """
         watcher = asyncio.create_task(self._watch())
         try:
-            while len(self.results) < len(self._jobs):
+            while not self.ended:
                 news = await self._news.get()
                 if news is None:
                     raise ClientGoneError
@@ -109,6 +117,19 @@ class Run:
             self.results[index] = update.result
             self._cached[index] = update.cached
             self.stats = _sum(self.stats, update.stats)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every choice has its result."""
+        return len(self.results) == len(self._jobs)
+
+    @property
+    def warning(self) -> str | None:
+        """What whoever asked should know of the drafts, once the texts have ended."""
+        rates = [result.draft_acceptance_rate for result in self.results.values() if result.drafts_rejected]
+        if not rates:
+            return None
+        return f"only {max(rates):.2%} of the drafts were accepted; drafting costs time here and saves none"
 
     @property
     def seconds(self) -> float:

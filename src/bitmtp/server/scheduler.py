@@ -16,16 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bitmtp.backends.base import MAX_WIDTH, Output, Row, Workload
-from bitmtp.decoding.decoder import Decoder
+from bitmtp.backends.base import Workload
+from bitmtp.core.text import Text
 from bitmtp.engine import Engine, Generation
 from bitmtp.server.errors import ApiError, busy, failed, shutting_down, timed_out
-from bitmtp.server.jobs import Job, Piece, Update
+from bitmtp.server.jobs import Job, Piece, Proposal, Update
 from bitmtp.server.metrics import Metrics
 from bitmtp.server.options import ServerOptions
 from bitmtp.server.prefix_cache import Ids, PrefixCache, common_length
 
 WORTH_WAITING = 32  # prompt tokens that another text is about to compute
+_TURN = 4.0  # milliseconds of passes between two looks at what came in and what was cancelled
 _log = logging.getLogger("bitmtp.server")
 
 
@@ -39,17 +40,17 @@ class _Slot:
     cached: int
 
     @property
-    def decoder(self) -> Decoder:
-        return self.generation.decoder
+    def text(self) -> Text:
+        return self.generation.text
 
     @property
     def prefilling(self) -> bool:
-        return self.decoder.state.generated == 0
+        return not self.text.begun
 
     def shared(self, key: Ids) -> tuple[int, int]:
         """Beginning shared with another prompt: how much of it is materialized, how much is still to come."""
         shared = common_length(self.job.key, key)
-        return min(shared, self.decoder.state.materialized), shared if self.prefilling else 0
+        return min(shared, self.text.core.materialized), shared if self.prefilling else 0
 
 
 class Scheduler:
@@ -118,9 +119,7 @@ class Scheduler:
             while self._wait():
                 self._sweep()
                 self._admit()
-                batch = self._pack()
-                if batch:
-                    self._pass(batch)
+                self._turn()
             self._cache.clear()
         finally:  # only a fault of the scheduler itself leaves anything here; nobody shall wait for ever
             for job in [slot.job for slot in self._slots] + list(self._queue):
@@ -181,80 +180,69 @@ class Scheduler:
     def _open(self, job: Job, source: int, length: int) -> _Slot:
         backend = self._engine.backend
         sequence = backend.fork(source, length) if length else backend.open()
-        generation = Generation(self._engine, sequence, job.request, list(job.ids), length)
-        generation.decoder.state.grammar = job.grammar
+        generation = Generation(self._engine, sequence, job.request, list(job.ids), length, job.grammar, job.top)
+        generation.text.core.traced = job.trace
         return _Slot(job, generation, sequence, length)
 
-    def _pack(self) -> list[tuple[_Slot, list[Row]]]:
-        """The rows of the next pass. A text that found no room goes first in the pass after it."""
-        writing = sum(not slot.prefilling for slot in self._slots)
-        share = max(self._options.draft_rows // max(writing, 1), 1)
-        room, prompts = MAX_WIDTH, self._options.prefill_rows if writing else MAX_WIDTH
-        batch: list[tuple[_Slot, list[Row]]] = []
-        passed: list[_Slot] = []
-        for slot in list(self._slots):
-            if slot.prefilling:
-                width = min(prompts, room)
-            else:
-                width = min(share, room) if slot.decoder.policy.lossless else room
-            try:
-                rows = slot.decoder.rows(width) if width else []
-            except Exception as error:
-                self._drop(slot, error)
-                continue
-            if rows:
-                batch.append((slot, rows))
-                room -= len(rows)
-                prompts -= len(rows) if slot.prefilling else 0
-            else:
-                passed.append(slot)
-        self._slots = passed + [slot for slot, _ in batch]
-        return batch
-
-    def _pass(self, batch: Sequence[tuple[_Slot, list[Row]]]) -> None:
-        begun = time.perf_counter()
-        shown = [slot.job.top for slot, _ in batch if slot.job.top is not None]
-        top = max([slot.decoder.top for slot, _ in batch] + shown)
-        rows = [row for _, own in batch for row in own]
-        try:
-            outputs = self._engine.backend.step(rows, top=top, logits=bool(shown))
-        except Exception as error:
-            for slot, _ in batch:
-                self._drop(slot, error)
+    def _turn(self) -> None:
+        """Passes for all texts, for a few milliseconds, and what they committed. A text that found no room goes first
+        in the pass after it."""
+        loop, slots = self._engine.loop, {id(slot.text): slot for slot in self._slots}
+        if not slots:
             return
-        start = 0
-        for slot, own in batch:
-            self._absorb(slot, outputs[start : start + len(own)])
-            start += len(own)
-        self._metrics.passes.observe(len(rows))
-        self._metrics.pass_time.observe(time.perf_counter() - begun)
-
-    def _absorb(self, slot: _Slot, outputs: Sequence[Output | None]) -> None:
-        job, generation = slot.job, slot.generation
-        first = slot.prefilling
+        begun = time.perf_counter()
         try:
-            slot.decoder.absorb(self._engine.backend, outputs)
-            pieces = tuple(Piece.of(chunk, job.top) for chunk in generation.take())
+            texts = loop.run([slot.text for slot in self._slots], _TURN, self._options.prefill_rows)
+        except Exception as error:
+            self._blame(error)
+            return
+        self._slots = [slots[id(text)] for text in texts]
+        for slot in list(self._slots):
+            self._hand_over(slot)
+        for width in loop.widths:
+            self._metrics.passes.observe(width)
+            self._metrics.pass_time.observe((time.perf_counter() - begun) / len(loop.widths))
+
+    def _blame(self, error: Exception) -> None:
+        """A pass failed: the texts that cannot even run alone are given up, the others go on."""
+        for slot in list(self._slots):
+            try:
+                self._engine.loop.run([slot.text])
+            except Exception as own:
+                self._drop(slot, own)
+        _log.error("a pass failed", exc_info=error)
+
+    def _hand_over(self, slot: _Slot) -> None:
+        """Tell a job what its text has committed: all at once, or each iteration if it wants a trace."""
+        job, generation, first, pieces = slot.job, slot.generation, slot.prefilling, list[Piece]()
+        try:
+            while chunks := generation.take():
+                pieces += [Piece.of(chunk) for chunk in chunks]
+                if job.trace and slot.text.finish is None:
+                    self._tell(job, Update(tuple(pieces), _checked(slot)))
+                    pieces.clear()
         except Exception as error:
             self._drop(slot, error)
             return
-        if first and pieces:
+        if first and slot.text.begun:
             self._metrics.ttft.observe(time.monotonic() - job.submitted)
-        if slot.decoder.finish is not None:
-            result, stats = generation.result, slot.decoder.stats
+        if slot.text.finish is not None:
+            result, stats = generation.result, slot.text.stats
             self._metrics.finished(result, stats, len(job.ids), slot.cached)
-            self._release(slot, Update(pieces, result, stats, cached=slot.cached))
+            self._release(slot, Update(tuple(pieces), _checked(slot), result=result, stats=stats, cached=slot.cached))
         elif pieces:
-            self._tell(job, Update(pieces))
+            self._tell(job, Update(tuple(pieces)))
 
     # Endings
 
     def _release(self, slot: _Slot, update: Update) -> None:
         """Free the slot, keep its K/V for others, tell the job."""
-        state = slot.decoder.state
+        text = slot.text
         self._slots.remove(slot)
-        if state.materialized:
-            self._cache.put(slot.sequence, np.array(state.committed[: state.materialized], np.int32))
+        self._engine.loop.leave(text)
+        if text.materialized:
+            self._engine.backend.truncate(slot.sequence, text.materialized)
+            self._cache.put(slot.sequence, np.array(text.committed[: text.materialized], np.int32))
         else:
             self._engine.backend.close(slot.sequence)
         self._metrics.cache.set(self._cache.positions)
@@ -263,6 +251,7 @@ class Scheduler:
     def _drop(self, slot: _Slot, error: Exception) -> None:
         """Give up a text that cannot go on; nothing of it is reused."""
         self._slots.remove(slot)
+        self._engine.loop.leave(slot.text)
         self._engine.backend.close(slot.sequence)
         self._fail(slot.job, error)
 
@@ -277,6 +266,11 @@ class Scheduler:
             self._metrics.ended.labels(_end(job, update)).inc()
         if not job.cancelled:
             job.listen(update)
+
+
+def _checked(slot: _Slot) -> tuple[Proposal, ...]:
+    """What the iteration taken last has checked, if that is to be shown."""
+    return tuple(Proposal(token, after) for token, after in slot.text.checked)
 
 
 def _end(job: Job, update: Update) -> str:

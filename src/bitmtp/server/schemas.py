@@ -1,11 +1,11 @@
 """Requests as OpenAI's API has them, and the few fields this server adds.
 
 A field that is not listed is refused. A field listed with one value only is understood, and refused with any other.
+Null is as good as nothing, for any field: clients send it for what they leave out.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -13,11 +13,29 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 PolicyName = Literal["autoregressive", "speculative", "auto", "confidence", "hybrid"]
 Unit = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+Stop = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
+NO_EFFECT = "Accepted, without effect."
+Echoed = Annotated[Any, Field(description=NO_EFFECT)]  # what clients add to an answer that they send back
+
+
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        json_schema_extra={"additionalProperties": {"type": "null"}},
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_nothing(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        required = {field.alias or name for name, field in cls.model_fields.items() if field.is_required()}
+        return {name: value for name, value in data.items() if value is not None or name in required}
 
 
 class _Numeric(_Strict):
@@ -42,18 +60,6 @@ def _takes_bool(annotation: Any) -> bool:
     return annotation is Any or isinstance(annotation, bool) or any(map(_takes_bool, get_args(annotation)))
 
 
-class _Body(_Numeric):
-    @model_validator(mode="before")
-    @classmethod
-    def _whole_characters(cls, data: Any) -> Any:
-        """JSON can spell half a character (a lone surrogate), which no text can hold."""
-        try:
-            json.dumps(data, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise ValueError("a string holds a lone surrogate; it is not valid Unicode") from None
-        return data
-
-
 class Decoding(_Numeric):
     """How to decode, if not as the server's default: see docs/decoding.md."""
 
@@ -62,17 +68,17 @@ class Decoding(_Numeric):
     tau: Unit | None = None
     min_prefix: Annotated[int, Field(ge=1, le=32)] | None = None
     verify_bound: Unit | None = None
-    trace: bool = False
+    trace: bool | None = None
 
 
 class StreamOptions(_Strict):
     """What a stream carries besides text."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
-class Generating(_Body):
+class Generating(_Numeric):
     """What chat and plain completions have in common."""
 
     model: str | None = None
@@ -83,7 +89,7 @@ class Generating(_Body):
     min_p: Unit | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
-    stop: str | list[str] | None = None
+    stop: Stop | list[Stop] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
@@ -117,29 +123,32 @@ class FunctionCall(_Strict):
 
     name: str
     arguments: str
+    parsed_arguments: Echoed = None
 
 
 class ToolCallEntry(_Strict):
     """A call in a message of the assistant."""
 
+    index: Echoed = None
     id: str
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: FunctionCall
 
 
 class ChatMessage(_Strict):
-    """A message of a conversation. The fields that can only be null are what clients send back of an answer."""
+    """A message of a conversation, or an answer as clients send it back. ``name`` goes to the chat template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    type: Literal["text", "message"] | None = None
+    type: Annotated[Literal["text", "message"] | None, Field(description=NO_EFFECT)] = None
     tool_calls: list[ToolCallEntry] | None = None
     tool_call_id: str | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    parsed: Echoed = None
 
 
 class Function(_Strict):
@@ -149,6 +158,14 @@ class Function(_Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @field_validator("parameters")
+    @classmethod
+    def _describe_an_object(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        kinds = (schema or {}).get("type", "object")
+        if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+            raise ValueError(f"arguments are an object; a schema of type {kinds!r} allows no call")
+        return schema
 
 
 class Tool(_Strict):
@@ -174,10 +191,10 @@ class NamedTool(_Strict):
 class JsonSchema(_Strict):
     """A schema for the answer. ``strict`` or not, it is kept to."""
 
-    name: str | None = None
-    description: str | None = None
+    name: Annotated[str | None, Field(description=NO_EFFECT)] = None
+    description: Annotated[str | None, Field(description=NO_EFFECT)] = None
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    strict: bool | None = None
+    strict: Annotated[bool | None, Field(description=NO_EFFECT)] = None
 
 
 class TextFormat(_Strict):
@@ -213,12 +230,12 @@ class ChatRequest(Generating):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: Annotated[Literal["auto", "default"] | None, Field(description=NO_EFFECT)] = None
     store: Literal[False] | None = None
     modalities: list[Literal["text"]] | None = None
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(_Numeric):
     """``POST /tokenize``: a text as it is, or a conversation by the chat template."""
 
     model: str | None = None

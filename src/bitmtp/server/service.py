@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from bitmtp import __version__
-from bitmtp.engine import Engine
 from bitmtp.server import logs
 from bitmtp.server.answer import Answer, Delta
 from bitmtp.server.errors import ApiError
@@ -24,6 +23,7 @@ from bitmtp.server.options import ServerOptions
 from bitmtp.server.responses import ChatChunk, ChatCompletion, Completion, DecodingReport, PromptDetails, Usage
 from bitmtp.server.run import ClientGoneError, Run
 from bitmtp.server.scheduler import Scheduler
+from bitmtp.server.vocabulary import Vocabulary
 
 Api = Literal["completion", "chat"]
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -32,8 +32,8 @@ STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 class Service:
     """What the two generating endpoints share."""
 
-    def __init__(self, engine: Engine, options: ServerOptions, scheduler: Scheduler) -> None:
-        self._engine = engine
+    def __init__(self, vocabulary: Vocabulary, options: ServerOptions, scheduler: Scheduler) -> None:
+        self._vocabulary = vocabulary
         self._options = options
         self._scheduler = scheduler
 
@@ -44,7 +44,7 @@ class Service:
             ApiError: it could not be done; in a stream that has begun, an event says so instead.
         """
         run = Run(self._scheduler, plan, request.receive)
-        reply = _Reply(api, run, Answer(plan, self._engine.tokenizer, self._engine.config.eos_token_ids), self._options)
+        reply = _Reply(api, run, Answer(plan, self._vocabulary), self._options)
         run.submit()
         if plan.stream:
             return StreamingResponse(reply.events(), media_type="text/event-stream", headers=STREAM_HEADERS)
@@ -93,7 +93,8 @@ class _Reply:
             async with aclosing(self._run.updates()) as updates:
                 async for index, update in updates:
                     for delta in _in_events(answer.delta(index, update), plan):
-                        yield _event(self._body(form, [show(delta)]))
+                        rest = {"decoding": self._report()} if delta.finish and self._run.warning else {}
+                        yield _event(self._body(form, [show(delta)], **rest))
             if plan.usage:
                 yield _event(self._body(form, [], usage=self._usage()))
             yield _event("[DONE]")
@@ -132,12 +133,13 @@ class _Reply:
         )
 
     def _report(self) -> DecodingReport:
-        plan = self._run.plan
+        plan, warning = self._run.plan, self._run.warning
         return DecodingReport(
             policy=plan.policy.name,
             block_size=plan.policy.block_size,
             lossless=plan.policy.lossless,
             seed=plan.seed,
+            **({"warning": warning} if warning else {}),
         )
 
     def _log(self) -> None:
@@ -151,7 +153,7 @@ def _in_events(delta: Delta, plan: Plan) -> Iterator[Delta]:
     if delta.text or delta.calls or (shown and delta.pieces):
         yield replace(delta, finish=None)
     if delta.finish:
-        yield Delta(delta.index, finish=delta.finish, offset=delta.offset)
+        yield Delta(delta.index, finish=delta.finish)
 
 
 def _event(data: str) -> bytes:

@@ -1,14 +1,29 @@
-"""Tool calls: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` in the text, as Hermes and Qwen have it."""
+"""Tool calls: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` in the text, as Hermes and Qwen have it.
+
+A call names an offered function, and its arguments are a JSON object; the grammar of :mod:`bitmtp.server.grammar` is
+made of the same pieces.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+
+from bitmtp.server.json_body import parse
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+END = f"\n{CLOSE}"  # no string of a call can hold it, because JSON spells line breaks
+# Tags within strings are text of the call. A quote that runs into a line break begins no string. Another opening tag
+# means that the first one opened nothing.
+_STRING = r'"(?:[^"\\\x00-\x1f]|\\.)*+'
+_BODY = rf'(?:[^"<]|<(?!/?tool_call>)|{_STRING}"|"(?={_STRING[1:]}[\x00-\x1f]))*+'
+_CALL = re.compile(f"{OPEN}({_BODY})(?:{CLOSE}|(?={OPEN}))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +35,33 @@ class ToolCall:
     id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
 
 
+class _Written(BaseModel):
+    """A call as models write it; some were taught to say ``parameters``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    arguments: dict[str, Any] = Field({}, validation_alias=AliasChoices("arguments", "parameters"))
+
+
+def arguments_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the arguments of a call must match: an object, and an empty one if the function has no parameters."""
+    if not parameters or parameters == {"type": "object", "properties": {}}:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    return {**parameters, "type": "object"}
+
+
 @dataclass(slots=True)
 class ToolParser:
-    """Splits a growing text into content and calls. What is no sound call stays content; nothing is lost."""
+    """Splits a growing text into content and calls. What is no sound call stays content; nothing is lost.
 
+    Attributes:
+        names: the functions that were offered.
+        single: the answer ends with its first call.
+    """
+
+    names: Collection[str]
+    single: bool = False
     calls: int = 0
     _held: str = ""
 
@@ -31,16 +69,11 @@ class ToolParser:
         """The content and calls that this text completes, in order."""
         self._held += text
         found: list[str | ToolCall] = []
-        while (start := self._held.find(OPEN)) >= 0:
-            end = self._held.find(CLOSE, start)
-            found.append(self._held[:start])
-            if end < 0:
-                self._held = self._held[start:]
-                return self._settled(found)
-            end += len(CLOSE)
-            found.append(_parse(self._held[start:end]))
-            self._held = self._held[end:]
-        keep = _ending_that_opens(self._held)
+        while call := self._whole():
+            found += [self._held[: call.start()], self._parse(call[1]) or call[0]]
+            self._held = self._held[call.end() :]
+        start = self._held.find(OPEN)
+        keep = len(self._held) - start if start >= 0 else _ending_that_opens(self._held)
         found.append(self._held[: len(self._held) - keep])
         self._held = self._held[len(self._held) - keep :]
         return self._settled(found)
@@ -48,30 +81,36 @@ class ToolParser:
     def finish(self) -> list[str | ToolCall]:
         """What was held back at the end of the text; a call that lacks only its closing tag counts."""
         held, self._held = self._held, ""
-        call = _parse(held + CLOSE) if held.startswith(OPEN) else held
-        return self._settled([call if isinstance(call, ToolCall) else held])
+        return self._settled([self._parse(held.removeprefix(OPEN)) or held if held.startswith(OPEN) else held])
+
+    def _whole(self) -> re.Match[str] | None:
+        """The first tag and what belongs to it, once that is all there."""
+        start = self._held.find(OPEN)
+        rest = start + len(OPEN)
+        if start < 0 or (self._held.find(CLOSE, rest) < 0 and self._held.find(OPEN, rest) < 0):
+            return None
+        return _CALL.match(self._held, start)
+
+    def _parse(self, body: str) -> ToolCall | None:
+        try:
+            call = _Written.model_validate(parse(body))
+            arguments = json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)
+        except (ValueError, ValidationError):
+            return None
+        return ToolCall(call.name, arguments) if call.name in self.names else None
 
     def _settled(self, found: Sequence[str | ToolCall]) -> list[str | ToolCall]:
-        """Without empty content, and without the white space around calls."""
+        """Without empty content, without the white space around calls, and without what follows a single call."""
         kept: list[str | ToolCall] = []
         for part in found:
+            if self.single and self.calls:
+                break
             if isinstance(part, ToolCall):
                 self.calls += 1
             elif not part or (self.calls and not part.strip()):
                 continue
             kept.append(part)
         return kept
-
-
-def _parse(text: str) -> str | ToolCall:
-    try:
-        call = json.loads(text[len(OPEN) : -len(CLOSE)])
-        name, arguments = call["name"], call.get("arguments", {})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return text
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        return text
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
 def _ending_that_opens(text: str) -> int:

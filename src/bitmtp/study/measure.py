@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bitmtp.backends.base import TimedBackend
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policy import Policy
 from bitmtp.engine import Engine, Request
 from bitmtp.evaluation.plan import digest
-from bitmtp.study.clock import Clock
 from bitmtp.study.workloads import StudyRequest
 
 WARM_UP_TOKENS = 16
@@ -28,7 +26,7 @@ class Measurement:
         replays: graphs launched, prefill included; None if the backend has no graphs or does not count them.
         lengths: how often an iteration committed 1, 2, … tokens.
         proposed, accepted: mask proposals.
-        stages: time by kind of pass (``clock.STAGES``); empty where passes run on a device.
+        stages: time by kind of pass (``loop.STAGES``); empty where passes run on a device.
         ids: digest of the token ids.
     """
 
@@ -46,7 +44,7 @@ class Measurement:
 
 
 class Measurer:
-    """Measures requests on an engine, which it changes: a backend gets a clock, unless its passes run on a device.
+    """Measures requests on an engine.
 
     Args:
         policies: the baseline first.
@@ -54,10 +52,6 @@ class Measurer:
 
     def __init__(self, engine: Engine, policies: Sequence[Policy], max_tokens: int) -> None:
         self._engine, self._policies, self._max_tokens = engine, policies, max_tokens
-        self._inner = engine.backend
-        self._clock = None if isinstance(engine.backend, TimedBackend) else Clock(engine.backend)
-        if self._clock is not None:
-            engine.backend = self._clock
 
     def warm_up(self, request: StudyRequest) -> None:
         """Write a few tokens under each policy: buffers grow, graphs are captured, adaptive policies measure costs."""
@@ -79,15 +73,14 @@ class Measurer:
 
     def _measure(self, request: StudyRequest, policy: Policy) -> Measurement:
         replays = self._replays()
-        if self._clock is not None:
-            self._clock.reset()
+        before = dict(self._engine.loop.milliseconds)
         begun = time.perf_counter()
         with self._engine.session() as session:
             generation = session.generate(Request(request.messages, self._max_tokens, policy))
             for _ in generation:
                 pass
             latency = (time.perf_counter() - begun) * 1e3
-        result, stats, after = generation.result, generation.decoder.stats, self._replays()
+        result, stats, after = generation.result, generation.text.stats, self._replays()
         return Measurement(
             ttft=result.ttft_ms,
             tpot=result.tpot_ms,
@@ -98,10 +91,14 @@ class Measurer:
             lengths=tuple(result.acceptance_histogram),
             proposed=stats.proposed,
             accepted=stats.accepted,
-            stages=dict(self._clock.milliseconds) if self._clock is not None else {},
+            stages=self._stages(before),
             ids=digest(repr(result.token_ids)),
         )
 
+    def _stages(self, before: Mapping[str, float]) -> dict[str, float]:
+        spent = {stage: now - before[stage] for stage, now in self._engine.loop.milliseconds.items()}
+        return spent if any(spent.values()) else {}
+
     def _replays(self) -> int | None:
-        count = getattr(self._inner, "graph_replays", None)
+        count = getattr(self._engine.backend, "graph_replays", None)
         return count if isinstance(count, int) else None

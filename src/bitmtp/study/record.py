@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from bitmtp.benchmark.environment import environment
 from bitmtp.benchmark.records import ResultLog
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policy import Policy
 from bitmtp.engine import Engine
 from bitmtp.errors import RequestError
 from bitmtp.evaluation.plan import digest

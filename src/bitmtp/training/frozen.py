@@ -38,7 +38,8 @@ def frozen_model(start: Checkpoint, config: TrainConfig, dtype: torch.dtype) -> 
     """
     for name, known in LAYOUTS.items():
         if (value := getattr(start.config, name)) not in known:
-            raise ConfigError(f"{start.path}: {name} is {value!r}; method {config.method} freezes {known[0]!r} only")
+            words = " or ".join(map(repr, known))
+            raise ConfigError(f"{start.path}: {name} is {value!r}; method {config.method} freezes {words} only")
     drafter: Drafter = "medusa" if config.method == "medusa" else "masks"
     model = Model(replace(start.config, block_size=config.block_size, drafter=drafter, chain_rank=0), dtype)
     drafting = ("mask_embedding.", "medusa.", "chain.")

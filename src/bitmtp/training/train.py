@@ -20,6 +20,7 @@ from bitmtp.training.data import Batches
 from bitmtp.training.export import export, packed_tensors
 from bitmtp.training.frozen import bolted_tensors
 from bitmtp.training.layout import Blocks, Layout, block_sizes, draw_anchors
+from bitmtp.training.memory import check_memory
 from bitmtp.training.model import Model, compile_layers
 from bitmtp.training.objective import Metrics, fused_head
 from bitmtp.training.prepare import Prepared, prepare
@@ -67,6 +68,7 @@ class Trainer:
         self.config, self.report = config, report
         self.student, self.objective, self.start = prepared.student, prepared.objective, prepared.start
         self.device = prepared.student.embedding.weight.device
+        check_memory(self.student, config)
         self.heldout = prepared.heldout
         self.batches = Batches(prepared.corpus, seed=config.seed, batch_size=config.batch_size, seq_len=config.seq_len)
         self.optimiser = make_optimiser(self.student, config)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bitmtp.benchmark.topologies import Occasion, Worth, acceptance, best_trees, fit_calibration, observe
-from bitmtp.decoding.costs import Calibration, Tuning
+from bitmtp.core.costs import Calibration, Tuning
 from bitmtp.engine import Engine
 from bitmtp.sampling import Sampling
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from bitmtp.decoding.costs import Tuning
-from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.costs import Tuning
+from bitmtp.core.policies import make_policy
+from bitmtp.core.policy import Policy
 from bitmtp.errors import ConfigError
 
 

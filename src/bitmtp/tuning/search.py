@@ -13,8 +13,8 @@ from itertools import product
 from statistics import median
 
 from bitmtp.benchmark.policies import PolicyFigures, compare
-from bitmtp.decoding.policies import make_policy
-from bitmtp.decoding.policy import Policy
+from bitmtp.core.policies import make_policy
+from bitmtp.core.policy import Policy
 from bitmtp.engine import Engine, Request
 
 BLOCK_SIZES = (2, 3, 4, 6, 8, 12, 16)

@@ -18,7 +18,7 @@ from conftest import (
 
 from bitmtp import backends
 from bitmtp.backends.base import Head, Window, Workload, causal_rows
-from bitmtp.decoding.policies import make_policy
+from bitmtp.core.policies import make_policy
 from bitmtp.engine import Request
 from bitmtp.errors import BackendError
 from bitmtp.sampling import GREEDY, Sampling

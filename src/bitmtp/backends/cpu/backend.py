@@ -1,27 +1,26 @@
-"""The CPU backend: one call into C++ runs a whole pass, or several iterations, on all threads with the GIL released."""
+"""The CPU backend: one call into C++ runs a whole pass, or many of them, on all threads with the GIL released."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from bitmtp.backends.base import MAX_WIDTH, Output, ResidentResult, ResidentText, Row, prefill_by_steps
-from bitmtp.backends.resident.layout import LOOP, MAX_EOS, SOURCES, fill, loop_record
+from bitmtp.backends.base import MAX_WIDTH, Output, Ran, Row, prefill_by_steps
 from bitmtp.backends.weights import rope_table
 from bitmtp.checkpoint import Checkpoint
 from bitmtp.errors import BackendError
 from bitmtp.sampling import GREEDY, Choice
 
 _PLAIN = -1  # index of a choice that needs no parameters: the largest logit
-_FRAME = 16.0  # milliseconds within which nobody sees tokens come one by one: a screen shows them together
 
 
 def _load_native() -> Any:
     try:
+        importlib.import_module("bitmtp.core._core")  # whose texts it takes
         return importlib.import_module("bitmtp.backends.cpu._native")
     except ImportError as error:
         hint = "run `pip install .` with a C++20 compiler"
@@ -112,27 +111,17 @@ class CpuBackend:
             for index, (row, (token, probability, entropy, best)) in enumerate(zip(rows, results, strict=True))
         ]
 
-    def can_reside(self, text: ResidentText) -> bool:
-        """Whether the resident loop takes this text; shapes that follow it are the host's."""
-        return text.adaptive is None and len(text.eos_ids) <= MAX_EOS
+    def can_run(self, texts: Sequence[Any]) -> bool:
+        """Whether the loop takes these texts: it takes all."""
+        return bool(texts)
 
-    def decode_resident(
-        self, sequence: int, text: ResidentText, result: ResidentResult
-    ) -> Generator[list[tuple[int, str]], None, None]:
-        """Whole iterations in C++; see :class:`bitmtp.backends.base.ResidentBackend`. The first comes at once, those
-        after it as many at a time as a frame holds."""
-        loop, choice, milliseconds = loop_record(text, 0).tobytes(), _choice(text.choice), 0.0
-        try:
-            while iterations := self._model.iterate(sequence, loop, choice, milliseconds):
-                for tokens, sources, after, draft_ms, exact_ms in iterations:
-                    loop = after
-                    result.draft_ms += draft_ms
-                    result.exact_ms += exact_ms
-                    yield [(token, SOURCES[source]) for token, source in zip(tokens, sources, strict=True)]
-                milliseconds = _FRAME
-        finally:  # iterations that nobody took are forgotten
-            fill(result, np.frombuffer(loop, LOOP)[0])
-            self.truncate(sequence, result.materialized)
+    def run(self, batch: Any, texts: Sequence[Any], prompt_rows: int, milliseconds: float) -> Ran:
+        """Passes in C++; see :class:`bitmtp.backends.base.LoopBackend`."""
+        widths, order, spent = self._model.run(batch, texts, MAX_WIDTH, prompt_rows, milliseconds)
+        return Ran(widths, order, spent)
+
+    def settle(self) -> None:
+        """No loop goes on between two calls."""
 
 
 def _row(row: Row, choices: list[tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -142,7 +131,7 @@ def _row(row: Row, choices: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     if row.choice is not GREEDY and row.head:
         index = len(choices)
         choices.append(_choice(row.choice))
-    return (row.sequence, row.token, row.position, row.visible, int(row.head), window, index)
+    return (row.sequence, row.token, row.position, row.visible, row.since, int(row.head), window, index)
 
 
 def _choice(choice: Choice) -> tuple[Any, ...]:

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from bitmtp.backends.base import MAX_WIDTH, Head, Output, ResidentResult, ResidentText, Row, Workload, prefill_by_steps
+from bitmtp.backends.base import MAX_WIDTH, Head, Output, Ran, Row, Workload, prefill_by_steps
 from bitmtp.backends.cuda.atlas import Atlas, capacity_class, capacity_classes
 from bitmtp.backends.cuda.attention import AttentionShape, move_kernel
 from bitmtp.backends.cuda.device import Gpu, Launch, Launches
 from bitmtp.backends.cuda.layout import OUTPUT, TOP
 from bitmtp.backends.cuda.network import WIDTHS, Network, PassShape, width_class
-from bitmtp.backends.cuda.resident import ResidentLoop, loop_shape
-from bitmtp.backends.cuda.runtime import Runtime
-from bitmtp.backends.cuda.state import PassWriter, plain
+from bitmtp.backends.cuda.resident import Flight, ResidentLoop, choice_of
+from bitmtp.backends.cuda.state import PassWriter, greedy, plain
 from bitmtp.backends.cuda.store import Range, Store
-from bitmtp.backends.resident.layout import MAX_EOS
 from bitmtp.backends.weights import DraftHead
 from bitmtp.checkpoint import Checkpoint
+from bitmtp.core import _core
 from bitmtp.errors import BackendError
 from bitmtp.sampling import GREEDY, Choice
 
 _REPLAYS = 3  # of a pass that is timed
+_GREEDY = -1  # as a choice's number
 
 
 @dataclass(slots=True)
@@ -45,7 +46,6 @@ class CudaBackend:
         context: positions a sequence may have; the model's own limit if not given.
 
     Attributes:
-        runtime: how much of the runtime takes part; may be changed between texts.
         graph_replays: graphs launched so far; those of a resident loop run many passes each.
 
     Raises:
@@ -71,9 +71,7 @@ class CudaBackend:
         self._sequences: dict[int, SequenceState] = {}
         self._touched: list[SequenceState] = []
         self._next = 0
-        self.runtime = Runtime.RESIDENT
         self.graph_replays = 0
-        self._launches: dict[PassShape, Launches] = {}  # of runtimes without graphs
         self.shape: PassShape | None = None  # of the last pass
         self.prepare(Workload())
 
@@ -148,6 +146,7 @@ class CudaBackend:
 
     def close(self, sequence: int) -> None:
         """Give its memory back."""
+        self.settle()
         state = self.sequence(sequence)
         self.gpu.stream.sync()
         self._stores.close(state.store)
@@ -155,10 +154,12 @@ class CudaBackend:
 
     def length(self, sequence: int) -> int:
         """How many positions are materialized."""
+        self.settle()
         return self.sequence(sequence).length
 
     def truncate(self, sequence: int, length: int) -> None:
         """Forget every position from ``length`` on."""
+        self.settle()
         state = self.sequence(sequence)
         if not 0 <= length <= state.length:
             raise ValueError(f"cannot truncate {state.length} positions to {length}")
@@ -166,6 +167,7 @@ class CudaBackend:
 
     def fork(self, sequence: int, length: int) -> int:
         """A new sequence that begins with a copy of the first ``length`` positions."""
+        self.settle()
         state = self.sequence(sequence)
         if not 0 <= length <= state.length:
             raise ValueError(f"cannot fork {length} of {state.length} positions")
@@ -187,6 +189,7 @@ class CudaBackend:
         """One pass over 1 … 64 rows."""
         if not 1 <= len(rows) <= MAX_WIDTH:
             raise ValueError(f"a pass has 1 to {MAX_WIDTH} rows, not {len(rows)}")
+        self.settle()
         own = self._begin(rows)
         order = [index for indices in own.values() for index in indices]
         filtered = self._writer.write(rows, own, self._sequences, min(top, TOP))
@@ -198,7 +201,8 @@ class CudaBackend:
         heads = self.network.heads(rows)
         shape = PassShape(width_class(len(rows)), capacity, sequences, filtered, masks, linear, windowed, heads)
         self.shape = shape
-        self._run(shape)
+        self.graph_replays += 1
+        self.atlas.launch(shape)
         self.gpu.stream.sync()
         outputs: list[Output | None] = [None] * len(rows)
         for index, output in zip(order, self._read(len(rows), top, logits), strict=True):
@@ -212,58 +216,55 @@ class CudaBackend:
         assert shape is not None
         return self.gpu.seconds(lambda: self.atlas.launch(shape), _REPLAYS) * 1e3
 
-    @property
-    def graphs_a_pass(self) -> int:
-        """Graphs that the host launches for a pass that it runs by itself."""
-        return int(self.runtime >= Runtime.GRAPHS)
-
-    def _run(self, shape: PassShape) -> None:
-        """Start the pass that the writer holds."""
-        self.graph_replays += self.graphs_a_pass
-        if self.graphs_a_pass:
-            self.atlas.launch(shape)
-            return
-        self.gpu.copy_to_device(self.gpu.stream, self.network.buffers.state, self._writer.pinned)
-        for launch in self.launches(shape):
-            self.gpu.make(self.gpu.stream, launch)
-        self.gpu.copy_to_host(self.gpu.stream, self._outputs, self.network.buffers.outputs)
-
     def launches(self, shape: PassShape) -> list[Launch]:
-        """The launches of a pass, one by one, as the runtime would make them without graphs."""
-        if self.runtime is Runtime.GENERIC:
-            shape = replace(shape, width=WIDTHS[-1], masks=self.config.chain_rank > 0)
-        if shape not in self._launches:
-            self._launches[shape] = Launches()
-            self.network.record(self._launches[shape], shape)
-        return self._launches[shape].made
+        """The launches of a pass, one by one."""
+        launches = Launches()
+        self.network.record(launches, shape)
+        return launches.made
 
-    def can_reside(self, text: ResidentText) -> bool:
-        """Whether the resident loop takes this text; captures the graphs that it will need."""
-        s = text.choice.sampling
-        if self.runtime < (Runtime.ITERATION if text.adaptive is None else Runtime.RESIDENT):
-            return False
-        if s.penalised or text.choice.allowed is not None or len(text.eos_ids) > MAX_EOS:
-            return False
-        for capacity in self._resident.capacities(text):
-            once = self.runtime is Runtime.ITERATION
-            self._resident.atlas.prepare(loop_shape(text, capacity, not plain(text.choice), once))
-        return True
+    # Loops
 
-    def decode_resident(
-        self, sequence: int, text: ResidentText, result: ResidentResult
-    ) -> Generator[list[tuple[int, str]], None, None]:
-        """Whole iterations on the device; see :class:`bitmtp.backends.base.ResidentBackend`."""
-        state = self.sequence(sequence)
-        row = Row(sequence, text.pending[-1], state.length, 1, choice=text.choice)
-        filtered = self._writer.write([row], {sequence: [0]}, self._sequences, 0)
+    def can_run(self, texts: Sequence[_core.Text]) -> bool:
+        """Whether the card goes on with these texts by itself: a single one that is begun and drafts chains, without
+        penalties, grammar or log-probabilities. The graphs are captured before such a text begins."""
+        if len(texts) != 1:
+            return False
+        text, flight = texts[0], self._resident.flight
+        if flight is not None and flight.text is text:
+            return True
+        if text.guarded or text.traced or text.top >= 0 or text.penalised or text.shaped or text.wants_windows:
+            return False
+        self._resident.prepare(text, not plain(choice_of(text)))
+        return text.begun and not text.drafted and not text.status
+
+    def run(self, batch: _core.Batch, texts: Sequence[_core.Text], prompt_rows: int, milliseconds: float) -> Ran:  # noqa: ARG002
+        """A text's loop on the card; see :class:`bitmtp.backends.base.LoopBackend`. It goes on when this returns."""
+        text = texts[0]
+        before = self._resident.launched
+        if self._resident.flight is None or self._resident.flight.text is not text:
+            self.settle()
+            self._take_off(batch, text)
+        self._resident.follow()
+        self.graph_replays += self._resident.launched - before
+        return Ran((), (0,))
+
+    def _take_off(self, batch: _core.Batch, text: _core.Text) -> None:
+        state, choice = self.sequence(text.sequence), choice_of(text)
+        row = Row(text.sequence, text.tokens[-1], state.length, 1, choice=choice)
+        filtered = self._writer.write([row], {text.sequence: [0]}, self._sequences, 0)
         self.gpu.copy_to_device(self.gpu.stream, self.network.buffers.state, self._writer.pinned)
         self.gpu.stream.sync()
-        try:
-            once = self.runtime is Runtime.ITERATION
-            yield from self._resident.run(text, filtered, once, lambda n: self.reserve(sequence, n), result)
-        finally:
-            self.graph_replays += result.graph_replays
-            state.length, state.rows = result.materialized, []
+
+        def ended() -> None:
+            state.length, state.rows = text.materialized, []
+
+        number = _GREEDY if greedy(choice) else 0
+        reserve = partial(self.reserve, text.sequence)
+        self._resident.begin(Flight(text, batch.costs, filtered, number, reserve, ended))
+
+    def settle(self) -> None:
+        """End a loop that runs, with its iteration; everything that needs another pass, or K/V, calls it."""
+        self._resident.settle()
 
     def _begin(self, rows: Sequence[Row]) -> dict[int, list[int]]:
         """Check the whole pass, note its rows and make room for their K/V; row indices by sequence."""
@@ -321,7 +322,7 @@ class CudaBackend:
             if not 0 <= index < len(state.rows):
                 raise ValueError(f"row {index} was not in the last pass of sequence {sequence}")
             row, seen = state.rows[index], seen | 1 << index
-            if row.token < 0 or row.window or row.visible != seen or row.position != state.length + place:
+            if row.token < 0 or row.window or row.bits != seen or row.position != state.length + place:
                 raise ValueError(f"row {index} does not continue the history of sequence {sequence}")
         if list(indices) != list(range(len(indices))):
             self._move(state, indices)
@@ -353,9 +354,7 @@ def _may(happen: bool) -> tuple[bool, ...]:
 
 def plainly_causal(siblings: Sequence[Row], history: int) -> bool:
     """Whether each stands right behind the one before it and sees all of them, as rows of a chain do."""
-    return all(
-        row.position == history + index and row.visible == (2 << index) - 1 for index, row in enumerate(siblings)
-    )
+    return all(row.position == history + index and row.bits == (2 << index) - 1 for index, row in enumerate(siblings))
 
 
 def check_visible(siblings: Sequence[Row], history: int) -> None:
@@ -365,8 +364,8 @@ def check_visible(siblings: Sequence[Row], history: int) -> None:
         ValueError: one does not.
     """
     for index, row in enumerate(siblings):
-        if row.visible >> len(siblings) or not row.visible >> index & 1:
+        if row.bits >> len(siblings) or not row.bits >> index & 1:
             raise ValueError(f"row {index} of sequence {row.sequence}: its visibility bits are wrong")
-        seen = [other.position for bit, other in enumerate(siblings) if row.visible >> bit & 1]
+        seen = [other.position for bit, other in enumerate(siblings) if row.bits >> bit & 1]
         if len(set(seen)) != len(seen) or min(seen) < history or max(seen) > row.position:
             raise ValueError(f"row {index} of sequence {row.sequence} sees positions that it must not")

@@ -16,7 +16,7 @@ from typing import Any
 from bitmtp.errors import BackendError
 
 KERNELS = Path(__file__).parent / "kernels"
-INCLUDES = KERNELS, Path(__file__).parents[1] / "resident"
+INCLUDES = KERNELS, Path(__file__).parents[2] / "core"
 ARCHITECTURES = ("sm_80", "sm_86", "sm_87", "sm_90", "sm_100", "sm_120")
 
 Constants = Mapping[str, int | float | str]

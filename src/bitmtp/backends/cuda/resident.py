@@ -1,33 +1,32 @@
-"""The resident loop: whole iterations (draft, decide, verify, accept, commit) as one graph, without the host.
+"""A text's loop on the card: passes, and between them a turn of the core, without the host.
 
-    begin · WHILE(again) { draft pass · judge · IF(verify) { verify pass · accept } }
-
-The host reads finished tokens from a ring in pinned memory as they come. Decisions are those of
-``backends/resident/decisions.hpp``, the twin of ``bitmtp.decoding.policy``. The adaptive policy has a graph of its own,
-in ``adaptive.py``; all around it is the same.
+``kernels/loop.cu`` shows the graphs. The host reads committed tokens from a ring in pinned memory as they come, and may
+leave the loop running while it does something else that needs no other pass.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from bitmtp.backends.base import ResidentResult, ResidentText
-from bitmtp.backends.cuda.adaptive import AdaptiveShape, AdaptiveTurn
 from bitmtp.backends.cuda.atlas import Atlas, capacity_class
 from bitmtp.backends.cuda.device import Gpu, Kernel
 from bitmtp.backends.cuda.layout import MAX_WIDTH
-from bitmtp.backends.cuda.network import Network, PassShape, width_class
+from bitmtp.backends.cuda.network import WIDTHS, Network, PassShape, width_class
 from bitmtp.backends.cuda.ring import RING, RingReader
-from bitmtp.backends.cuda.state import greedy
-from bitmtp.backends.resident.layout import LOOP, SOURCES, Status, fill, loop_record
+from bitmtp.core import _core
+from bitmtp.sampling import GREEDY, Choice, Sampling
 
 _POLL_SECONDS = 20e-6
-_GREEDY = -1  # as a choice's number
+_ALWAYS, _NEVER = 0, 2  # of the core's ``Verify``
+_ENDED, _PAUSED = 1, 2  # of ``ring.hpp``'s ``Rest``; beyond them, a loop that the host has to begin again
+_NO_BODY = 13
+_ITERATION = 3
+_COURSE = 4 * 4  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +34,64 @@ class LoopShape:
     """What a loop's graph depends on.
 
     Attributes:
-        draft: width class of its draft passes.
+        draft: width class of its (widest) draft passes.
         verify: width class of its verify passes; 0: there are none.
         capacity: positions that its passes reach.
         filtered: rows may have filters or biases.
-        once: it ends with its first iteration.
+        adaptive: each turn chooses the pass behind it.
     """
 
     draft: int
     verify: int
     capacity: int
     filtered: bool
-    once: bool
+    adaptive: bool
 
 
-AnyShape: TypeAlias = LoopShape | AdaptiveShape
-
-
-def loop_shape(text: ResidentText, capacity: int, filtered: bool, once: bool) -> AnyShape:
+def loop_shape(text: _core.Text, capacity: int, filtered: bool) -> LoopShape:
     """The graph that runs a text; a lossy policy leaves up to a block of tokens pending."""
-    if text.adaptive is not None:
-        return AdaptiveShape(width_class(text.block_size), capacity, filtered)
-    pending = 1 if text.verify == "always" else text.block_size
-    widest = max(pending, len(text.pending)) + text.block_size - 1
-    verify = 0 if text.verify == "never" else width_class(text.block_size)
-    return LoopShape(width_class(widest), verify, capacity, filtered, once)
+    block = text.block_size
+    if text.adaptive:
+        return LoopShape(width_class(block), 0, capacity, filtered, True)
+    lossless = text.verify == _ALWAYS or block == 1
+    widest = block if lossless else 2 * block - 1
+    verify = 0 if text.verify == _NEVER or block == 1 else width_class(block)
+    return LoopShape(width_class(widest), verify, capacity, filtered, False)
+
+
+def bodies(block_size: int) -> list[tuple[int, bool]]:
+    """The passes of an adaptive loop's switch, by number: width class, and whether rows may be masks."""
+    drafts = [width for width in WIDTHS if 1 < width <= width_class(block_size)]
+    return [*((width, False) for width in WIDTHS), *((width, True) for width in drafts)]
+
+
+def choice_of(text: _core.Text) -> Choice:
+    """How a text's tokens are chosen; without penalties and grammar."""
+    temperature, top_k, top_p, min_p, repetition, presence, frequency, seed, choice, bias = text.sampling
+    sampling = Sampling(
+        temperature, top_k, top_p, min_p, seed, choice, repetition, presence, frequency, tuple(map(tuple, bias))
+    )
+    return GREEDY if not temperature and not bias else Choice(sampling)
+
+
+@dataclass(slots=True)
+class Flight:
+    """A text whose loop runs.
+
+    Attributes:
+        costs: of the text; they learn on the card.
+        reserve: maps memory for that many positions, as far as there may be, and returns for how many there is.
+        ended: told that the loop has ended.
+        event: behind the graph.
+    """
+
+    text: _core.Text
+    costs: _core.Costs
+    filtered: bool
+    choice: int
+    reserve: Callable[[int], int]
+    ended: Callable[[], None]
+    event: Any = None
 
 
 class ResidentLoop:
@@ -67,116 +99,146 @@ class ResidentLoop:
 
     def __init__(self, gpu: Gpu, network: Network) -> None:
         self._gpu, self._network = gpu, network
-        self._loop = gpu.zeros(LOOP.itemsize)
+        self._image, self._costs, self._course = gpu.empty(0), gpu.zeros(_core.COSTS_BYTES), gpu.zeros(_COURSE)
+        self._size = 0
         self.ring = RingReader(gpu.pinned(RING, ()))
-        self._turn = AdaptiveTurn(gpu, network)
-        self.atlas: Atlas[AnyShape] = Atlas(gpu, self._record)
+        self.atlas: Atlas[LoopShape] = Atlas(gpu, self._record)
+        self.flight: Flight | None = None
+        self.launched = 0
 
-    def _kernel(self, name: str) -> Kernel:
-        return self._gpu.kernel("resident.cu", name, {}, grid=(1,), block=32)
+    # The graphs
 
-    def _record(self, builder: Any, shape: AnyShape) -> None:
+    def _turn(self, adaptive: bool) -> Kernel:
+        return self._gpu.kernel("loop.cu", "turn", {"ADAPTIVE": int(adaptive)}, grid=(1,), block=32)
+
+    def _record(self, builder: Any, shape: LoopShape) -> None:
         ring = np.uintp(self.ring.memory.ctypes.data)
-        if isinstance(shape, AdaptiveShape):
-            self._turn.record(builder, shape, self._loop, ring)
+        again = builder.create_condition(default_value=1 if shape.adaptive else 0)
+        if shape.adaptive:
+            body = builder.while_loop(again).begin_building()
+            self._record_switch(body, shape, ring, again)
         else:
-            self._record_fixed(builder, shape, ring)
-
-    def _record_fixed(self, builder: Any, shape: LoopShape, ring: np.uintp) -> None:
-        launch, state, outputs = self._gpu.launch, self._network.buffers.state, self._network.buffers.outputs
-        again = builder.create_condition(default_value=0)
-        handle = np.uint64(int(again.handle))
-        launch(builder, self._kernel("begin"), self._loop, state, ring, handle, overlap=False)
-        body = (builder.if_then if shape.once else builder.while_loop)(again).begin_building()
-        self._network.record(body, PassShape(shape.draft, shape.capacity, 1, shape.filtered, shape.draft > 1))
-        arguments = self._loop, state, outputs, ring, handle
-        if not shape.verify:  # what is never true may be written to the other condition, which is set after it
-            launch(body, self._kernel("judge"), *arguments, handle)
-        else:
-            verify = body.create_condition(default_value=0)
-            launch(body, self._kernel("judge"), *arguments, np.uint64(int(verify.handle)))
-            then = body.if_then(verify).begin_building()
-            self._network.record(then, PassShape(shape.verify, shape.capacity, 1, shape.filtered))
-            launch(then, self._kernel("accept"), *arguments)
-            then.end_building()
+            self._launch(builder, shape, ring, again, again, overlap=False)
+            body = builder.while_loop(again).begin_building()
+            self._record_passes(body, shape, ring, again)
         body.end_building()
 
-    def capacities(self, text: ResidentText) -> Iterator[int]:
-        """The capacity classes that a text passes through from where it stands to its limit."""
+    def _launch(
+        self, builder: Any, shape: LoopShape, ring: np.uintp, again: Any, body: Any, *, overlap: bool = True
+    ) -> None:
+        buffers = self._network.buffers
+        arguments = self._image, self._costs, self._course, buffers.state, buffers.outputs, ring
+        handles = (np.uint64(int(each.handle)) for each in (again, body))
+        self._gpu.launch(builder, self._turn(shape.adaptive), *arguments, *handles, overlap=overlap)
+
+    def _record_switch(self, body: Any, shape: LoopShape, ring: np.uintp, again: Any) -> None:
+        chosen = body.create_condition(default_value=_NO_BODY)
+        self._launch(body, shape, ring, again, chosen, overlap=False)
+        passes = bodies(shape.draft)
+        for (width, masks), case in zip(passes, body.switch(chosen, len(passes)), strict=True):
+            case.begin_building()
+            self._network.record(case, PassShape(width, shape.capacity, 1, shape.filtered, masks))
+            case.end_building()
+
+    def _record_passes(self, body: Any, shape: LoopShape, ring: np.uintp, again: Any) -> None:
+        self._network.record(body, PassShape(shape.draft, shape.capacity, 1, shape.filtered, shape.draft > 1))
+        if not shape.verify:
+            self._launch(body, shape, ring, again, again)
+            return
+        check = body.create_condition(default_value=0)
+        self._launch(body, shape, ring, again, check)
+        then = body.if_then(check).begin_building()
+        self._network.record(then, PassShape(shape.verify, shape.capacity, 1, shape.filtered))
+        self._launch(then, shape, ring, again, again)
+        then.end_building()
+
+    def prepare(self, text: _core.Text, filtered: bool) -> None:
+        """Capture the graphs that a text will need, from where it stands to its limit."""
+        self._make_room(text)
         capacity, last = capacity_class(text.committed + MAX_WIDTH), capacity_class(text.limit + MAX_WIDTH)
         while capacity <= last:
-            yield capacity
+            self.atlas.prepare(loop_shape(text, capacity, filtered))
             capacity *= 2
 
-    def run(
-        self, text: ResidentText, filtered: bool, once: bool, reserve: Callable[[int], int], result: ResidentResult
-    ) -> Iterator[list[tuple[int, str]]]:
-        """Tokens and their sources, as they come, until the text ends or its reader goes away.
+    def _make_room(self, text: _core.Text) -> None:
+        """Graphs hold the image's address: a larger one forgets them."""
+        needed = len(text.image(0))
+        if needed > self._size:
+            self._size = 2 * needed
+            self._image = self._gpu.empty(self._size)
+            self.atlas = Atlas(self._gpu, self._record)
 
-        Args:
-            once: the host begins every iteration.
-            reserve: maps memory for that many positions, as far as there may be, and returns for how many there is.
-        """
+    # The loop
+
+    def begin(self, flight: Flight) -> None:
+        """Start a text's loop from where the text stands."""
         self.ring.memory["received"] = self.ring.memory["stop"] = 0
         self.ring.memory["entries"] = 0
-        if text.adaptive is not None:
-            self._turn.load(text)
-        loop, status = loop_record(text, _GREEDY if greedy(text.choice) else 0), Status.NEEDS_MEMORY
-        while status in (Status.RUNNING, Status.NEEDS_MEMORY, Status.RING_FULL):
-            capacity = capacity_class(int(loop["committed"]) + MAX_WIDTH)
-            loop["capacity"] = min(reserve(capacity), capacity)
-            self._gpu.write(self._loop, loop)
-            shape = loop_shape(text, capacity, filtered, once)
-            try:
-                yield from self._begin_each(shape, result) if once else self._follow(shape, result)
-            finally:
-                loop = self._gpu.read(self._loop, LOOP, ())
-                status = Status(int(loop["status"]))
-                fill(result, loop)
+        self.ring.read = 0
+        self.flight = flight
+        self._gpu.write(self._image, np.frombuffer(flight.text.image(int(self._image.handle)), np.uint8))
+        self._gpu.write(self._costs, np.frombuffer(flight.costs.image(), np.uint8))
+        self._launch_graph(flight, sent=0)
 
-    def _start(self, shape: AnyShape, result: ResidentResult) -> Any:
-        """Launch a graph; the event behind it."""
-        self.atlas.launch(shape)
-        result.graph_replays += 1
-        return self._gpu.stream.record()
+    def _launch_graph(self, flight: Flight, sent: int) -> None:
+        capacity = capacity_class(flight.text.committed + MAX_WIDTH)
+        mapped = min(flight.reserve(capacity), capacity)
+        self._gpu.write(self._course, np.array([0, mapped, sent, flight.choice], np.int32))
+        self.atlas.launch(loop_shape(flight.text, capacity, flight.filtered))
+        self.launched += 1
+        flight.event = self._gpu.stream.record()
 
-    def _arrived(self) -> list[tuple[int, str]]:
-        return [(token, SOURCES[source]) for token, source in self.ring.drain()]
+    def follow(self) -> None:
+        """Take what has come: at least one iteration, unless the text ends before. The loop goes on meanwhile."""
+        heard = False
+        while not heard and (flight := self.flight) is not None:
+            done = flight.event.is_done
+            heard = self._drain(flight) or heard
+            if done:
+                self._resume(flight)
+            elif not heard:
+                time.sleep(_POLL_SECONDS)
 
-    def _begin_each(self, shape: AnyShape, result: ResidentResult) -> Iterator[list[tuple[int, str]]]:
-        """Tokens of iterations that the host begins, each while the one before it runs.
+    def _drain(self, flight: Flight) -> bool:
+        """Hand the iterations that have come to the text; whether there were any."""
+        tokens: list[int] = []
+        sources: list[int] = []
+        any_came = False
+        for value, source in self.ring.drain(_ITERATION):
+            if source != _ITERATION:
+                tokens.append(value)
+                sources.append(source)
+                continue
+            counts = [0, value & 15, value >> 4 & 1, value >> 8, value >> 5 & 1]
+            flight.text.record(tokens, sources, counts)
+            tokens, sources, any_came = [], [], True
+        return any_came
 
-        Returns when none came: the loop rests, or they came early, together with those before them.
-        """
-        running = self._start(shape, result)
-        try:
-            while True:
-                following = self._start(shape, result)
-                running.sync()
-                if arrived := self._arrived():
-                    yield arrived
-                    running = following
-                    continue
-                following.sync()
-                if arrived := self._arrived():
-                    yield arrived
-                return
-        finally:
-            self._gpu.stream.sync()
+    def _resume(self, flight: Flight) -> None:
+        """A graph has ended: so has the text, or it waits for the host."""
+        course = self._gpu.read(self._course, np.int32, (4,))
+        rest = int(course[0])
+        if rest in (_ENDED, _PAUSED):
+            self._end(flight)
+        else:
+            self._launch_graph(flight, sent=int(course[2]))
 
-    def _follow(self, shape: AnyShape, result: ResidentResult) -> Iterator[list[tuple[int, str]]]:
-        """Tokens of a graph as it runs; returns when it has ended and the ring is empty."""
-        event = self._start(shape, result)
-        try:
-            while True:
-                done = event.is_done
-                if arrived := self._arrived():
-                    yield arrived
-                elif done:
-                    return
-                else:
-                    time.sleep(_POLL_SECONDS)
-        finally:
-            if not event.is_done:  # the reader went away: end the iteration that runs
-                self.ring.interrupt()
-                self._gpu.stream.sync()
+    def _end(self, flight: Flight) -> None:
+        flight.text.load(self._gpu.read(self._image, np.uint8, (_core.RECORD_BYTES,)).tobytes())
+        flight.costs.load(self._gpu.read(self._costs, np.uint8, (_core.COSTS_BYTES,)).tobytes())
+        self.flight = None
+        flight.ended()
+
+    def settle(self) -> None:
+        """End the loop that runs, with its iteration; the text stands where it has come."""
+        if self.flight is None:
+            return
+        flight, text = self.flight, self.flight.text
+        ended, length = text.status, text.committed
+        self.ring.interrupt()
+        while self.flight is not None:
+            flight.event.sync()
+            self._drain(flight)
+            self._resume(flight)
+        if ended and text.committed > length:  # the host has ended it meanwhile
+            text.end(length)

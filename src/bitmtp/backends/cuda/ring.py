@@ -1,4 +1,4 @@
-"""The ring of ``kernels/iteration.hpp``, through which a loop's tokens come to the host."""
+"""The ring of ``kernels/ring.hpp``, through which a loop's tokens come to the host."""
 
 from __future__ import annotations
 
@@ -17,27 +17,32 @@ RING = np.dtype(
 
 @dataclass(slots=True)
 class RingReader:
-    """Reads tokens as the GPU writes them.
+    """Reads entries as the GPU writes them.
 
     Attributes:
         memory: one :data:`RING` record ``[]`` in pinned host memory, all zero at first.
+        read: entries taken so far.
     """
 
     memory: NDArray[Any]
+    read: int = 0
 
-    def drain(self) -> list[tuple[int, int]]:
-        """The (token, number of its source) that arrived since the last call, in order; makes room for more."""
-        entries, first = self.memory["entries"], int(self.memory["received"])
-        arrived: list[tuple[int, int]] = []
+    def drain(self, last: int) -> list[tuple[int, int]]:
+        """The (value, source) that arrived since the last call, in order, up to the last one whose source is ``last``;
+        makes room for more."""
+        entries, arrived = self.memory["entries"], list[tuple[int, int]]()
+        whole = 0
         while True:
-            number = first + len(arrived) & 0xFFFFFFFF
+            number = self.read + len(arrived) & 0xFFFFFFFF
             entry = int(entries[number % RING_SIZE])
             if entry >> 34 != (number + 1) & 0x3FFFFFFF:  # what lies there is of an earlier lap
                 break
             arrived.append((entry & 0xFFFFFFFF, entry >> 32 & 3))
-        self.memory["received"] = number
-        return arrived
+            whole = len(arrived) if arrived[-1][1] == last else whole
+        self.read = self.read + whole & 0xFFFFFFFF
+        self.memory["received"] = self.read
+        return arrived[:whole]
 
-    def interrupt(self, stop: bool = True) -> None:
-        """Ask the loop to pause at the end of its iteration; ``False`` before it is begun again."""
-        self.memory["stop"] = stop
+    def interrupt(self) -> None:
+        """Ask the loop to pause at the end of its iteration."""
+        self.memory["stop"] = 1

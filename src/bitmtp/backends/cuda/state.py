@@ -76,7 +76,7 @@ class PassWriter:
                 row = rows[index]
                 choice = _number(row.choice, numbers, kept) if row.head else _GREEDY_INDEX
                 sinks, recent = (row.window.sinks, row.window.recent) if row.window else (0, 0)
-                fields += row.visible, row.token, row.position, number, i, row.head, choice, sinks, recent
+                fields += row.bits, row.token, row.position, number, i, row.head, choice, sinks, recent
         _rows(len(rows)).pack_into(self._bytes, _ROWS, *fields)
         if kept:
             self._write_choices(kept)

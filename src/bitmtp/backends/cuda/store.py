@@ -6,7 +6,9 @@ memory management; the idea of vAttention, arXiv:2405.04437). The layout inside 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from bitmtp.backends.cuda.device import Gpu, check
@@ -30,6 +32,17 @@ class Range:
     size: int
     mapped: int = 0
     chunks: list[tuple[int, int, Any]] = field(default_factory=list)  # offset, size, handle
+
+    @property
+    def ends(self) -> list[int]:
+        """Where the mapped chunks end."""
+        return [offset + size for offset, size, _ in self.chunks]
+
+
+def spans(size: int, *ends: Iterable[int]) -> list[tuple[int, int]]:
+    """The bytes from 0 to ``size``, cut at all of these ends: a copy must not cross from one mapping into another."""
+    cuts = sorted({0, size, *(end for each in ends for end in each if end < size)})
+    return list(pairwise(cuts))
 
 
 class Store:
@@ -82,7 +95,9 @@ class Store:
             self.reserve(copy, positions)
             size = -(-positions // PIECE) * self._block
             stream = self._driver.CUstream(int(self._gpu.stream.handle))
-            check(self._driver.cuMemcpyDtoDAsync(copy.address, source.address, size, stream), "copy K/V")
+            for start, end in spans(size, source.ends, copy.ends):
+                place, origin = copy.address + start, source.address + start
+                check(self._driver.cuMemcpyDtoDAsync(place, origin, end - start, stream), "copy K/V")
         return copy
 
     def close(self, held: Range) -> None:

@@ -26,18 +26,12 @@ export async function model(key) {
 /**
  * The events of one text as it is written: objects with `choices`, `decoding` or `usage`.
  *
- * @param {object} request what docs/serving.md calls a request, and `form`: "chat" or "text"
+ * @param {object} request what docs/serving.md calls a request, with `messages` or a `prompt`
  * @param {AbortSignal} signal ends the request, and with it the writing
  */
-export async function* write({ form, prompt, ...settings }, key, signal) {
-  const chat = form === "chat";
-  const body = {
-    ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
-    ...settings,
-    stream: true,
-    stream_options: { include_usage: true },
-  };
-  const path = chat ? "v1/chat/completions" : "v1/completions";
+export async function* write(request, key, signal) {
+  const body = { ...request, stream: true, stream_options: { include_usage: true } };
+  const path = request.messages ? "v1/chat/completions" : "v1/completions";
   const response = await ask(path, key, { method: "POST", body: JSON.stringify(body), signal });
   for await (const data of serverSentEvents(response.body)) {
     if (data === "[DONE]") return;

@@ -1,6 +1,8 @@
-/** One run on the page: its text, chart and figures. Text of the model only ever becomes a text node. */
+/** One run on the page: its text, chart, figures and steps. Text of the model never becomes markup of its own. */
 
 import { Chart } from "./chart.js";
+import { copies, show } from "./markdown.js";
+import { Steps } from "./steps.js";
 import { Trace } from "./trace.js";
 
 const NONE = "–";
@@ -8,43 +10,53 @@ const number = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits
 
 export class Pane {
   trace = new Trace();
+  steps;
+  name;
   #root;
   #chart;
   #spans = [];
+  #starts = []; // index of each iteration's first span
+  #due = false;
 
   /** Append an empty pane to `parent`. */
   constructor(parent, policy) {
     const template = document.getElementById("pane").content.firstElementChild;
+    this.name = policy;
     this.#root = parent.appendChild(template.cloneNode(true));
     this.#chart = new Chart(this.#part("chart"));
+    this.steps = new Steps(this.#part("steps"), this.trace.iterations, (index) => this.#point(index));
+    copies(this.#part("copy"), () => this.trace.text);
     this.#part("policy").textContent = policy;
     this.#part("badge").hidden = true;
     for (const name of ["accepted-rate", "saved"]) this.#part(name).textContent = NONE;
     this.#update();
   }
 
+  /** Whether an element is part of it. */
+  holds(element) {
+    return this.#root.contains(element);
+  }
+
   /** Say how the text is being decoded: the event's `decoding`. */
   describe({ policy, block_size, lossless }, seed) {
-    const words = [policy, block_size > 1 && `D=${block_size}`, seed !== null && `seed ${seed}`];
+    const words = [policy, block_size > 1 && `blocks of ${block_size}`, seed !== null && `seed ${seed}`];
     this.#part("policy").textContent = words.filter(Boolean).join(" · ");
     const badge = this.#part("badge");
     badge.textContent = lossless ? "lossless" : "lossy";
+    badge.title = lossless ? "the text is what one token at a time would give" : "the text may differ";
     badge.classList.add(lossless ? "good" : "warning");
     badge.hidden = false;
   }
 
   /** Show the tokens of one event. */
-  add(tokens) {
+  add(event) {
     const first = this.trace.ids.length === 0;
-    this.trace.add(tokens, performance.now());
-    if (!first) this.#chart.add(tokens.map((token) => token.source));
-    const spans = tokens.map(({ id, text, source }) => {
-      const span = document.createElement("span");
-      span.className = source;
-      span.textContent = text;
-      span.title = `${source}, token ${id}`;
-      return span;
-    });
+    this.trace.add(event);
+    if (!first) {
+      this.#starts.push(this.#spans.length);
+      this.#chart.add(event.tokens.map((token) => token.source), event.ms, this.trace.iterations.at(-1).took);
+    }
+    const spans = event.tokens.map(written);
     this.#spans.push(...spans);
     this.#part("text").append(...spans);
     this.#update();
@@ -61,18 +73,37 @@ export class Pane {
     this.#spans[index]?.classList.add("differs");
   }
 
-  /** Fit the chart to so many iterations, of up to so many tokens. */
-  scale(columns, rows) {
+  /** Fit the chart to so many milliseconds, and iterations of up to so many tokens. */
+  scale(ms, rows) {
     this.#part("top").textContent = rows;
-    this.#chart.fit(columns, rows);
+    this.#part("span").textContent = number(ms / 1000, 2);
+    this.#chart.fit(ms, rows);
+  }
+
+  /** Show the text as Markdown too; soon, because it may grow at once. */
+  format() {
+    if (this.#due) return;
+    this.#due = true;
+    requestAnimationFrame(() => {
+      this.#due = false;
+      show(this.#part("formatted"), this.trace.text);
+    });
+  }
+
+  #point(index) {
+    this.#chart.point(index);
+    const [from, to] = [this.#starts[index], this.#starts[index + 1] ?? this.#spans.length];
+    for (const [place, span] of this.#spans.entries()) span.toggleAttribute("data-current", from <= place && place < to);
   }
 
   #update() {
-    const { ids, lengths, speed, meanLength } = this.trace;
+    const { ids, iterations, speed, meanLength, time } = this.trace;
+    this.#part("speed").textContent = number(speed, 0);
     this.#part("tokens").textContent = ids.length;
-    this.#part("speed").textContent = number(speed, 1);
+    this.#part("seconds").textContent = iterations.length ? number(time / 1000, 2) : NONE;
     this.#part("length").textContent = number(meanLength, 2);
-    this.#chart.label = `Tokens per iteration: ${lengths.length} iterations, mean ${number(meanLength, 2)}`;
+    this.#chart.label = `Tokens per iteration: ${iterations.length} iterations, mean ${number(meanLength, 2)}`;
+    if (document.getElementById("formatted").checked) this.format();
   }
 
   #part(name) {
@@ -80,9 +111,21 @@ export class Pane {
   }
 }
 
+/** A token as text. Its word is an element of its own, so that a line can be drawn under it and not under its spaces. */
+function written({ id, text, source }) {
+  const span = document.createElement("span");
+  const word = document.createElement("u");
+  word.textContent = text.trim();
+  const [before, after] = word.textContent ? text.split(word.textContent) : [text, ""];
+  span.append(before, word, after);
+  span.className = source;
+  span.title = `${source}, token ${id}`;
+  return span;
+}
+
 /** Give the charts of panes that stand side by side one scale. */
 export function alignCharts(panes) {
-  const columns = Math.max(48, ...panes.map((pane) => pane.trace.lengths.length));
-  const rows = Math.max(2, ...panes.flatMap((pane) => pane.trace.lengths));
-  for (const pane of panes) pane.scale(columns, rows);
+  const ms = Math.max(1, ...panes.map((pane) => pane.trace.time || 0));
+  const rows = Math.max(2, ...panes.flatMap((pane) => pane.trace.iterations.map((one) => one.tokens.length)));
+  for (const pane of panes) pane.scale(ms, rows);
 }

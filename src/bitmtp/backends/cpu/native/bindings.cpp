@@ -28,11 +28,10 @@ using AnyArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Ids = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bits = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using RowTuple = std::tuple<int, int, int, std::uint64_t, int, std::optional<std::pair<int, int>>, int>;
+using RowTuple = std::tuple<int, int, int, std::uint64_t, int, int, std::optional<std::pair<int, int>>, int>;
 using ChoiceTuple = std::tuple<float, int, float, float, float, float, float, std::uint64_t, int, Ids, Ids,
                                std::vector<std::pair<std::int32_t, float>>, std::optional<Bits>>;
 using OutputTuple = std::tuple<std::int32_t, float, float, std::vector<bitmtp::Alternative>>;
-using IterationTuple = std::tuple<std::vector<int>, std::vector<int>, nb::bytes, double, double>;
 
 bitmtp::Shape read_shape(nb::handle config) {
     const auto number = [&](const char* name) { return nb::cast<int>(config.attr(name)); };
@@ -70,8 +69,8 @@ void construct(Model* self, nb::object config, nb::dict arrays, int threads) {
 }
 
 Row read_row(const RowTuple& tuple) {
-    const auto& [sequence, token, position, visible, head, window, choice] = tuple;
-    Row row{sequence, token, position, visible, bitmtp::Head(head), window.has_value(), 0, 0, choice};
+    const auto& [sequence, token, position, visible, since, head, window, choice] = tuple;
+    Row row{sequence, token, position, visible, since, bitmtp::Head(head), window.has_value(), 0, 0, choice};
     if (window) std::tie(row.sinks, row.recent) = *window;
     return row;
 }
@@ -102,34 +101,15 @@ std::vector<OutputTuple> step(Model& model, const std::vector<RowTuple>& tuples,
     return results;
 }
 
-decisions::Loop read_loop(const nb::bytes& record) {
-    decisions::Loop loop;
-    if (record.size() != sizeof loop) throw std::invalid_argument("a loop's record has another size");
-    std::memcpy(&loop, record.c_str(), sizeof loop);
-    return loop;
-}
-
-IterationTuple write_iteration(const bitmtp::Iteration& iteration) {
-    const auto& [kept, loop, draft_ms, exact_ms] = iteration;
-    return {{kept.tokens, kept.tokens + kept.count},
-            {kept.sources, kept.sources + kept.count},
-            nb::bytes(&loop, sizeof loop),
-            draft_ms,
-            exact_ms};
-}
-
-std::vector<IterationTuple> iterate(Model& model, int sequence, const nb::bytes& record, const ChoiceTuple& choice,
-                                    double milliseconds) {
-    const decisions::Loop loop = read_loop(record);
-    const bitmtp::Request request{{read_choice(choice)}, 0};
-    std::vector<bitmtp::Iteration> iterations;
-    {
-        const nb::gil_scoped_release release;
-        iterations = bitmtp::iterate(model, sequence, loop, request, milliseconds);
-    }
-    std::vector<IterationTuple> results;
-    for (const bitmtp::Iteration& iteration : iterations) results.push_back(write_iteration(iteration));
-    return results;
+std::tuple<std::vector<int>, std::vector<int>, std::tuple<double, double, double>> run(
+    Model& model, core::Batch& batch, const std::vector<core::Owner*>& texts, int width, int prompt_rows, double milliseconds) {
+    const nb::gil_scoped_release release;
+    std::vector<core::Owner*> order = texts;
+    bitmtp::Ran ran = bitmtp::run(model, batch, order, width, prompt_rows, milliseconds);
+    std::vector<int> places;
+    for (const core::Owner* each : order)
+        places.push_back(int(std::find(texts.begin(), texts.end(), each) - texts.begin()));
+    return {std::move(ran.widths), std::move(places), {ran.milliseconds[0], ran.milliseconds[1], ran.milliseconds[2]}};
 }
 
 }  // namespace
@@ -150,5 +130,5 @@ NB_MODULE(_native, module) {
         .def("fork", &Model::fork, "sequence"_a, "length"_a)
         .def("materialize", &Model::materialize, "sequence"_a, "indices"_a)
         .def("step", step, "rows"_a, "choices"_a, "top"_a, "logits"_a.none())
-        .def("iterate", iterate, "sequence"_a, "loop"_a, "choice"_a, "milliseconds"_a);
+        .def("run", run, "batch"_a, "texts"_a, "width"_a, "prompt_rows"_a, "milliseconds"_a);
 }

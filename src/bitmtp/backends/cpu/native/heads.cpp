@@ -1,6 +1,7 @@
 #include "heads.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -83,6 +84,10 @@ std::vector<Output> OutputHeads::run(const std::vector<PlacedRow>& pass, const B
         }
     });
     run_chain(request);
+    for (int index = 0; index < count; ++index) {
+        output(index).raw = raw(index)[output(index).token];
+        output(index).total = double(statistics_[index].max) + std::log(double(statistics_[index].z));
+    }
     return std::move(outputs_);
 }
 

@@ -1,25 +1,27 @@
-// The resident loop: whole iterations (draft, decide, verify, commit) without the host.
+// The loop: texts' plans, one pass, texts' outputs; many times over, without the host.
 #pragma once
 
+#include <array>
 #include <vector>
 
-#include "decisions.hpp"
 #include "model.hpp"
+#include "round.hpp"
 
 namespace bitmtp {
 
-/// What an iteration committed, the text behind it, and milliseconds within passes with masks and without.
-struct Iteration {
-    decisions::Kept kept;
-    decisions::Loop loop;
-    double draft_ms, exact_ms;
+/// The widths of a loop's passes, and milliseconds within those of prompts, of drafts, and without masks.
+struct Ran {
+    std::vector<int> widths;
+    std::array<double, 3> milliseconds = {};
 };
 
-/// Go on with the text of a sequence; `request` holds its choice, `loop` how far it has come.
+/// Run passes for texts for about so many milliseconds, and at least one if any has something to run. Returns sooner when a text
+/// begins or ends, so that it is heard of at once. What texts commit are their events.
 ///
-/// One iteration, and further ones as long as they promise to end within so many milliseconds; none if the text has ended.
-/// Throws as Model does; what was committed until then is lost, and the sequence may be ahead of `loop`.
-std::vector<Iteration> iterate(Model& model, int sequence, const decisions::Loop& loop, const Request& request,
-                               double milliseconds);
+/// A text that a grammar guards takes part with the plan that the host has made, and its outputs wait for the host. `texts` keep
+/// the order in which they are to be planned next. Throws as Model does; texts of the pass that
+/// failed are as they were planned.
+Ran run(Model& model, core::Batch& batch, std::vector<core::Owner*>& texts, int width, int prompt_rows,
+                     double milliseconds);
 
 }  // namespace bitmtp

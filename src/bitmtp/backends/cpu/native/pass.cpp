@@ -1,6 +1,7 @@
 #include "pass.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -8,9 +9,11 @@ namespace bitmtp {
 
 namespace {
 
-std::vector<int> set_bits(std::uint64_t bits) {
-    std::vector<int> indices;
-    for (; bits; bits &= bits - 1) indices.push_back(__builtin_ctzll(bits));
+// The rows of its sequence that a row sees, ascending.
+std::vector<int> seen_by(const Row& row) {
+    std::vector<int> indices(row.since);
+    std::iota(indices.begin(), indices.end(), 0);
+    for (std::uint64_t bits = row.visible; bits; bits &= bits - 1) indices.push_back(row.since + __builtin_ctzll(bits));
     return indices;
 }
 
@@ -53,7 +56,7 @@ void add_history(PlacedRow& placed) {
 
 // The row with a token that a mask hangs from, if it sees one.
 int anchor_of(const std::vector<Row>& rows, const Row& row) {
-    for (const int index : set_bits(row.visible)) {
+    for (const int index : seen_by(row)) {
         if (rows[index].token >= 0 && rows[index].position == row.position + row.token) return index;
     }
     return -1;
@@ -64,11 +67,12 @@ int anchor_of(const std::vector<Row>& rows, const Row& row) {
 void check_visibility(const std::vector<Row>& rows, int index, int length) {
     const Row& row = rows[index];
     const int count = int(rows.size());
-    if ((count < kMaxWidth && row.visible >> count) || !(row.visible >> index & 1)) {
+    const std::vector<int> seen = row.since >= 0 && row.since < count ? seen_by(row) : std::vector<int>();
+    if (seen.empty() || seen.back() >= count || !std::binary_search(seen.begin(), seen.end(), index)) {
         reject(index, row, ": its visibility bits are wrong");
     }
     std::vector<int> positions;
-    for (const int other : set_bits(row.visible)) positions.push_back(rows[other].position);
+    for (const int other : seen) positions.push_back(rows[other].position);
     std::sort(positions.begin(), positions.end());
     const bool distinct = std::adjacent_find(positions.begin(), positions.end()) == positions.end();
     if (!distinct || positions.front() < length || positions.back() > row.position) {
@@ -82,21 +86,21 @@ void check_anchor(const std::vector<Row>& rows, int index) {
         if (anchor_of(rows, row) < 0) reject(index, row, " is a mask that does not see its anchor");
         return;
     }
-    for (const int other : set_bits(row.visible)) {
+    for (const int other : seen_by(row)) {
         if (rows[other].token < 0) reject(index, row, " sees a mask, which has no keys");
     }
 }
 
 void check_continuation(const Sequence& sequence, const std::vector<int>& indices) {
-    std::uint64_t seen = 0;
+    std::vector<int> seen;
     int position = sequence.store.length();
     for (const int index : indices) {
         if (index < 0 || index >= int(sequence.rows.size())) {
             throw std::invalid_argument("row " + std::to_string(index) + " was not in the last pass of its sequence");
         }
         const Row& row = sequence.rows[index];
-        seen |= std::uint64_t(1) << index;
-        if (row.token < 0 || row.windowed || row.visible != seen || row.position != position++) {
+        seen.insert(std::upper_bound(seen.begin(), seen.end(), index), index);
+        if (row.token < 0 || row.windowed || seen_by(row) != seen || row.position != position++) {
             reject(index, row, " does not continue the history");
         }
     }
@@ -105,7 +109,7 @@ void check_continuation(const Sequence& sequence, const std::vector<int>& indice
 void find_visible(PlacedRow& placed, const std::vector<int>& places) {
     add_history(placed);
     const std::vector<Row>& rows = placed.sequence->rows;
-    std::vector<int> seen = set_bits(placed.row.visible);
+    std::vector<int> seen = seen_by(placed.row);
     std::sort(seen.begin(), seen.end(), [&](int a, int b) { return rows[a].position < rows[b].position; });
     for (const int index : seen) {
         const int position = rows[index].position;

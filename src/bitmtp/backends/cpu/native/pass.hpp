@@ -18,7 +18,8 @@ struct Row {
     int sequence = 0;
     int token = 0;  ///< or -depth of a mask
     int position = 0;
-    std::uint64_t visible = 0;
+    std::uint64_t visible = 0;  ///< bit i: sees row since + i of its sequence
+    int since = 0;              ///< sees every row of its sequence before this one
     Head head = Head::exact;
     bool windowed = false;
     int sinks = 0;

@@ -2,7 +2,8 @@
 #pragma once
 
 #include "common.cuh"
-#include "iteration.hpp"
+#include "pass.cuh"
+#include "ring.hpp"
 
 extern "C" __device__ __cudart_builtin__ void CUDARTAPI cudaGraphSetConditional(cudaGraphConditionalHandle, unsigned int);
 
@@ -11,14 +12,14 @@ constexpr int ROW_TURNS = MAX_WIDTH / LANES;
 
 // A structure on its way between memories, spread over the lanes: all that is fetched before anything is put away comes in the
 // time of one.
-template <class T>
+template <class T, int BYTES = sizeof(T)>
 struct Words {
-    static constexpr int COUNT = sizeof(T) / sizeof(uint4), TURNS = (COUNT + LANES - 1) / LANES;
-    static_assert(sizeof(T) % sizeof(uint4) == 0, "a structure is copied 16 bytes at a time");
+    static constexpr int COUNT = BYTES / sizeof(uint4), TURNS = (COUNT + LANES - 1) / LANES;
+    static_assert(BYTES % sizeof(uint4) == 0, "a structure is copied 16 bytes at a time");
     uint4 at[TURNS];
 
     // Lanes behind the last word repeat it.
-    DEVICE static int place(int turn) { return decisions::least(turn * LANES + int(threadIdx.x), COUNT - 1); }
+    DEVICE static int place(int turn) { return core::least(turn * LANES + int(threadIdx.x), COUNT - 1); }
 
     DEVICE void put(T* to) const {
 #pragma unroll
@@ -26,20 +27,23 @@ struct Words {
     }
 };
 
-template <class T>
-DEVICE Words<T> fetch(const T* from) {
-    Words<T> words;
+template <class T, int BYTES = sizeof(T)>
+DEVICE Words<T, BYTES> fetch(const T* from) {
+    Words<T, BYTES> words;
 #pragma unroll
-    for (int turn = 0; turn < Words<T>::TURNS; ++turn)
-        words.at[turn] = reinterpret_cast<const uint4*>(from)[Words<T>::place(turn)];
+    for (int turn = 0; turn < words.TURNS; ++turn)
+        words.at[turn] = reinterpret_cast<const uint4*>(from)[words.place(turn)];
     return words;
 }
 
+// Of a text all but its last part, which is the host's.
+constexpr int RECORD = core::RECORD_BYTES;
+
 // Every output, asked for or not: which of them count, only the loop says.
 struct Choices {
-    decisions::Chosen at[ROW_TURNS];
+    core::Output at[ROW_TURNS];
 
-    DEVICE void put(decisions::Chosen* to) const {
+    DEVICE void put(core::Output* to) const {
 #pragma unroll
         for (int turn = 0; turn < ROW_TURNS; ++turn) to[turn * LANES + threadIdx.x] = at[turn];
     }
@@ -56,17 +60,11 @@ DEVICE Choices fetch_choices(const Output* outputs) {
 }
 
 // Both counters in one read; volatile: the host changes them while the loop runs.
-DEVICE decisions::Control read_control(const decisions::Ring* ring) {
+DEVICE core::Control read_control(const core::Ring* ring) {
     unsigned long long both = *reinterpret_cast<const volatile unsigned long long*>(&ring->received);
     return {unsigned(both), int(both >> 32)};
 }
 
 DEVICE void set_condition(cudaGraphConditionalHandle condition, unsigned value) {
     if (threadIdx.x == 0) cudaGraphSetConditional(condition, value);
-}
-
-// A loop as it is now goes back to memory, and goes on or not.
-DEVICE void leave(decisions::Loop* memory, const decisions::Loop& loop, cudaGraphConditionalHandle again) {
-    fetch(&loop).put(memory);
-    set_condition(again, loop.status == decisions::RUNNING);
 }

@@ -1,0 +1,1 @@
+"""What texts decide: state, plans, policies, statistics; the decisions themselves are the headers."""

@@ -1,0 +1,69 @@
+"""Pass costs that texts teach, kept on disk for the next process of the same model, backend and machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitmtp.backends.base import Backend
+from bitmtp.core import _core
+
+_REMEMBERED = 8  # passes that a cost read from disk counts for: a machine that has changed is soon believed
+_TELLING = ("kernels", "threads", "device", "weight bytes")  # of what a backend says of itself
+
+
+def place_of(backend: Backend) -> Path:
+    """The file of a model's costs on a machine."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    facts = backend.describe()
+    parts = (repr(backend.config), backend.name, platform.node(), *(facts.get(name, "") for name in _TELLING))
+    return cache / "bitmtp" / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}.json"
+
+
+@dataclass(slots=True)
+class LearnedCosts:
+    """Costs that go on learning.
+
+    Attributes:
+        costs: shared by all texts of an engine.
+    """
+
+    costs: _core.Costs
+    _file: Path
+    _saved: list[int]
+
+    @classmethod
+    def of(cls, backend: Backend) -> LearnedCosts:
+        """As they were left by the last process; nothing is known where there was none."""
+        file = place_of(backend)
+        known, counts = _read(file)
+        return cls(_core.Costs([], (0.0, 0.0), 0, True, known, counts), file, counts)
+
+    def save(self) -> None:
+        """Write what was learned, if it is news; a disk that refuses costs nothing but the knowledge."""
+        counts = [min(count, _REMEMBERED) for count in self.costs.counts]
+        if counts == self._saved:
+            return
+        self._saved = counts
+        part = self._file.with_suffix(f".{os.getpid()}.part")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps({"known": self.costs.known, "counts": counts}), encoding="utf-8")
+            os.replace(part, self._file)
+        except OSError:
+            part.unlink(missing_ok=True)
+
+
+def _read(file: Path) -> tuple[list[float], list[int]]:
+    nothing = [0.0] * len(_core.KNOTS), [0] * len(_core.KNOTS)
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        known, counts = [float(each) for each in data["known"]], [int(each) for each in data["counts"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return nothing
+    sound = len(known) == len(counts) == len(_core.KNOTS) and min(known) >= 0 and min(counts) >= 0
+    return (known, [min(count, _REMEMBERED) for count in counts]) if sound else nothing

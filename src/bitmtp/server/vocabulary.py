@@ -1,0 +1,65 @@
+"""What the tokens of a model stand for, byte by byte: text alone does not tell them apart."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from llguidance import LLTokenizer
+
+from bitmtp.engine import Engine
+
+
+class Vocabulary:
+    """The tokens of one model.
+
+    Attributes:
+        compiled: the same for grammars.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        tokenizer, config = engine.tokenizer, engine.config
+        self.eos = frozenset(config.eos_token_ids)
+        self.compiled = LLTokenizer(
+            tokenizer.definition, n_vocab=config.vocab_size, eos_token=list(config.eos_token_ids)
+        )
+        self._tokenizer = tokenizer
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of a token, special or not."""
+        return bytes(self.compiled.decode_bytes([token]))
+
+    def names(self, tokens: Iterable[int]) -> dict[int, str]:
+        """A name for each token, no two alike: its text; its bytes, if that is no whole characters; its id, if another
+        has that name."""
+        names: dict[int, str] = {}
+        for token in dict.fromkeys(tokens):
+            name = _name(self.bytes_of(token))
+            names[token] = f"token_id:{token}" if name in names.values() else name
+        return names
+
+    def in_text(self, token: int) -> bytes:
+        """The bytes that a token adds to a text: none if it is special."""
+        return self.bytes_of(token) if self._tokenizer.decode([token]) else b""
+
+
+def _name(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+class Offsets:
+    """Where each token of a growing text begins, in characters; within a character: where that character begins."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._characters = 0
+
+    def push(self, token: int) -> int:
+        """The place of the next token."""
+        begin = self._characters
+        self._characters += len(self._decoder.decode(self._vocabulary.in_text(token)))
+        return begin
