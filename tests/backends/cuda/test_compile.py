@@ -86,7 +86,8 @@ def test_kernels_of_rows_compile_without_spills(name, architecture):
     assert [each.spill_bytes for each in usage] == [0]
 
 
+@pytest.mark.parametrize("adaptive", [0, 1])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_adaptive_turn_compiles_without_spills(architecture):
-    usage = compile_kernels("adaptive.cu", {}, architecture).usage
-    assert [(each.kernel, each.spill_bytes) for each in usage] == [("turn", 0)]
+def test_the_core_s_turn_compiles_without_spills(architecture, adaptive):
+    for usage in compile_kernels("loop.cu", {"ADAPTIVE": adaptive}, architecture).usage:
+        assert usage.spill_bytes == 0, usage
