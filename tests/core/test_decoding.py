@@ -216,3 +216,20 @@ def test_named_shapes_keep_the_text() -> None:
         text = make_text(backend, [3, 1], Policy("any", 16, Verify.ALWAYS, topology=shape), 120)
         assert written(backend, text) == [backend.continuation([3, 1], 120)]
     assert text.stats.ahead > text.stats.ahead_used > 0
+
+
+@pytest.mark.parametrize("size", [2, 5, 8])
+def test_no_row_stands_beyond_the_limit(size: int) -> None:
+    """Masks that hang from a proposal count their depth from it; their place is further behind the text."""
+    backend = ScriptedBackend(5, skill=1.0)
+    shape = with_block(chain(4), 3, size)
+    text = make_text(backend, [3, 1], Policy("any", 16, Verify.ALWAYS, topology=shape), 23)
+    furthest = 0
+    while text.finish is None:
+        text.core.plan(MAX_WIDTH)
+        rows = text.rows()
+        furthest = max(furthest, *(row.position for row in rows))
+        backend.materialize(text.sequence, text.absorb(backend.step(rows, top=text.core.ranks)))
+        text.take()
+    assert text.written == backend.continuation([3, 1], 23)
+    assert furthest < 25

@@ -85,7 +85,8 @@ inline void set_static(Text& text, const Candidates* guesses, int n, bool known)
         else if (known && tree.token[i] >= 0) joint[i] = rank == 0;
         if (covered) tree.token[i] = guesses[depth - 1].tokens[rank];
         const bool there = covered || tree.token[i] < 0;
-        if (!(there && joint[i] >= policy.verify_bound && depth < room(text))) tree.depth[i] = 0;
+        const int place = bits(tree.seen[i]);  // a mask counts its depth from its anchor
+        if (!(there && joint[i] >= policy.verify_bound && place < room(text))) tree.depth[i] = 0;
     }
     keep_nodes(tree, [kept = tree](int i) { return kept.depth[i] > 0; });
 }
