@@ -99,6 +99,8 @@ def run(options: argparse.Namespace) -> None:
     costs = engine.tuning.costs
     halves = [observe_set(engine, name, options) for name in SETS]
     fitting, testing = ([each for half in halves for each in half[place]] for place in (0, 1))
+    if not fitting or not testing:
+        raise BitMTPError("a text must be longer than a block; raise --limit (to 2 or more) or --max-tokens")
     report_calibration(fitting, testing)
     report_trees(fitting + testing, costs)
     if options.output:

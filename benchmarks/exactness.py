@@ -6,9 +6,10 @@ Every question (its first turn, whole, in the chat template) is written autoregr
 block sizes: greedy, and at temperature 1 with the question's number as seed; every eighth question also with penalties
 and top-p. The texts of a question share passes, and their prompt's K/V, neither of which may change a token; every
 eighth question writes each text alone as well. With ``--shapes`` it is trees, windowed drafts, the adaptive policy, and
-shapes switched at random in the middle of a text instead, greedy and at temperature 1. Texts must agree between thread
-counts too. Results are appended to the output file and skipped by the next run; start a new file after a change of the
-engine. Exit code 1 if any text differs.
+shapes switched at random in the middle of a text instead, greedy and at temperature 1. The adaptive policy learns what
+passes cost, as it does by default: its shapes differ from run to run, its texts must not. Texts must agree between
+thread counts too. Results are appended to the output file and skipped by the next run; start a new file after a change
+of the engine. Exit code 1 if any text differs.
 """
 
 from __future__ import annotations

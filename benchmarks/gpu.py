@@ -1,6 +1,6 @@
-"""The CUDA backend's figures in one run: passes by width and history, prefill, policies, the runtime's own cost.
+"""The CUDA backend's figures in one run: passes by width and history, and prefill.
 
-    python benchmarks/gpu.py [--prompts HumanEval.jsonl] [--shapes bonsai-1.7b bitnet-2b] [--long 32768 131072]
+    python benchmarks/gpu.py [--shapes bonsai-1.7b bitnet-2b] [--long 32768 131072]
 
 Passes are replays of their graphs between two events, medians; random ternary weights of the true shapes, exact head on
 every row, attention and choice included. The floor is what a pass must read, at the speed of a large copy in this run.

@@ -1,7 +1,8 @@
-"""What the resident loop brings: the same greedy texts with the host between passes and without, in turns.
+"""What a backend's own loop brings: the same greedy texts with the host between passes and without, in turns.
 
     python benchmarks/resident.py --backend cpu --threads 2 --prompts HumanEval.jsonl --limit 24
 
+Both run the same core. The host's texts see a backend without ``run``, so that ``Loop`` drives every pass from Python.
 Exit code 1 if the two ever differ, in their tokens or in what they count.
 """
 
@@ -12,12 +13,28 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 from bitmtp.benchmark.prompts import encode_prompts, read_prompts
+from bitmtp.core.costs import Tuning
 from bitmtp.core.policies import make_policy
 from bitmtp.core.policy import Policy
 from bitmtp.engine import Engine, Request, Result
 from bitmtp.errors import BitMTPError
+
+OWN_LOOP = ("can_run", "run", "settle")
+
+
+class HostDriven:
+    """A backend whose own loop nobody sees."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        if name in OWN_LOOP:
+            raise AttributeError(name)
+        return getattr(self._backend, name)
 
 
 @dataclass(frozen=True)
@@ -39,12 +56,12 @@ class Pair:
         return self.host.tpot_ms / self.resident.tpot_ms
 
 
-def write_pair(engine: Engine, request: Request, host_first: bool) -> Pair:
-    """Both texts, of two tokens or more; batches are always driven by the host."""
+def write_pair(host: Engine, own: Engine, request: Request, host_first: bool) -> Pair:
+    """Both texts, of two tokens or more."""
     if host_first:
-        return Pair(engine.generate_batch([request])[0], engine.generate(request))
-    resident = engine.generate(request)
-    return Pair(engine.generate_batch([request])[0], resident)
+        return Pair(host.generate(request), own.generate(request))
+    resident = own.generate(request)
+    return Pair(host.generate(request), resident)
 
 
 def report(name: str, pairs: list[Pair]) -> None:
@@ -56,7 +73,9 @@ def report(name: str, pairs: list[Pair]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the gain of each policy."""
-    engine = Engine.load(options.model, backend=options.backend, threads=options.threads)
+    fixed = Tuning.usual()  # costs change nothing under these policies: none are learned, and none kept
+    engine = Engine.load(options.model, backend=options.backend, threads=options.threads, tuning=fixed)
+    host = Engine(HostDriven(engine.backend), engine.tokenizer, engine.context, fixed)
     size = min(options.block_size, engine.config.block_size)
     policies: dict[str, Policy] = {
         "autoregressive": make_policy("autoregressive", size),
@@ -64,10 +83,12 @@ def run(options: argparse.Namespace) -> int:
     }
     prompts = encode_prompts(engine, read_prompts(options.prompts)[: options.limit])
     pairs: dict[str, list[Pair]] = {name: [] for name in policies}
-    engine.generate(Request(prompts[0], 16))
+    for each in (host, engine):
+        each.generate(Request(prompts[0], 16))
     for index, prompt in enumerate(prompts):
         for name, policy in policies.items():
-            pairs[name].append(write_pair(engine, Request(prompt, options.max_tokens, policy, seed=1), index % 2 == 0))
+            request = Request(prompt, options.max_tokens, policy, seed=1)
+            pairs[name].append(write_pair(host, engine, request, index % 2 == 0))
     for name, found in pairs.items():
         report(name, found)
     return 0 if all(pair.same for found in pairs.values() for pair in found) else 1

@@ -22,15 +22,15 @@ PIECE = 12  # tokens, at most, before a switch
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to write; costs that are None are the engine's."""
+    """A way to write; where there is no tuning, the costs are the engine's, which go on learning."""
 
     policy: Policy
     tuning: Tuning | None = None
 
     def text(self, engine: Engine, sequence: int, ids: Sequence[int], sampling: Sampling, limit: int) -> Text:
         """One that goes on behind ``ids``, of which all but the last are in the sequence."""
-        tuning = self.tuning or engine.tuning
-        eos, costs = frozenset(engine.config.eos_token_ids), tuning.costs.core()
+        costs = engine.costs if self.tuning is None else self.tuning.costs.core()
+        tuning, eos = self.tuning or engine.calibrations, frozenset(engine.config.eos_token_ids)
         return Text(sequence, ids, len(ids) - 1, self.policy, sampling, limit, eos, costs, tuning=tuning)
 
 

@@ -54,7 +54,7 @@ class Measurer:
         self._engine, self._policies, self._max_tokens = engine, policies, max_tokens
 
     def warm_up(self, request: StudyRequest) -> None:
-        """Write a few tokens under each policy: buffers grow, graphs are captured, adaptive policies measure costs."""
+        """Write a few tokens under each policy: buffers grow, graphs are captured, `auto` learns costs."""
         for policy in self._policies:
             self._engine.generate(Request(request.messages, min(WARM_UP_TOKENS, self._max_tokens), policy))
 
