@@ -196,6 +196,16 @@ def make_backend(name: str, made: Checkpoint, *, threads: int = 2, context: int 
     return load_backend(name, made, threads=threads, context=context or made.config.max_position)
 
 
+class HostDriven:
+    """What every backend has, and nothing that it offers besides: so the host drives every pass."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.name, self.config, self.describe = backend.name, backend.config, backend.describe
+        self.open, self.close, self.length = backend.open, backend.close, backend.length
+        self.truncate, self.fork, self.prefill = backend.truncate, backend.fork, backend.prefill
+        self.step, self.materialize = backend.step, backend.materialize
+
+
 def backend_or_skip(name: str, made: Checkpoint, *, threads: int = 2) -> Backend:
     """As :func:`make_backend`; some backends refuse some models, by name."""
     try:

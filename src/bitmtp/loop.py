@@ -115,7 +115,8 @@ class Loop:
             committed += text.core.committed - before
             start += len(own)
         if kind and not isinstance(self._backend, TimedBackend):  # whose own clock leaves the host out
-            self._batch.spend(committed, len(rows), max(text.core.materialized for text in running), elapsed)
+            history = max(text.core.materialized for text in running)
+            self._batch.spend(committed, len(rows), len(running), history, elapsed)
         late = [place for place in range(len(texts)) if place not in places]
         return Ran((len(rows),), (*late, *places), _at(kind, elapsed))
 

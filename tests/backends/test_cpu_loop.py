@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import END, backend_or_skip, make_engine, random_checkpoint, random_tokens, tiny_config, why_unavailable
+from conftest import (
+    END,
+    HostDriven,
+    backend_or_skip,
+    make_engine,
+    random_checkpoint,
+    random_tokens,
+    tiny_config,
+    why_unavailable,
+)
 
 from bitmtp.backends.base import Backend
 from bitmtp.core.costs import CostTable, Tuning
@@ -41,19 +50,6 @@ POLICIES = [
     Policy("spine", 8, Verify.ALWAYS, topology=spine(6, (0, 2, 2, 1))),
 ]
 FIGURES = ("passes", "iterations", "num_spec_steps", "proposed", "accepted", "copied", "lengths")
-
-
-class HostDriven:
-    """A backend whose loop the host drives: all that a loop would add is hidden."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self.config, self.name = backend.config, backend.name
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("run", "can_run", "settle"):
-            raise AttributeError(name)
-        return getattr(self._backend, name)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +106,14 @@ def test_log_probabilities_ride_along(backend: Backend) -> None:
             assert [token for token, _ in mine.logprobs.top] == [token for token, _ in theirs.logprobs.top]
 
 
+def test_log_probabilities_of_many_texts_are_those_of_each_alone(backend: Backend) -> None:
+    asked = list(zip(prompts(backend, 4), POLICIES, SAMPLINGS, strict=False))
+    alone = [finish(backend, [make_text(backend, p, policy, 20, sampling=s, top=4)], 5.0)[0] for p, policy, s in asked]
+    texts = [make_text(backend, p, policy, 20, sampling=s, top=4) for p, policy, s in asked]
+    for (together, _), (single, _) in zip(finish(backend, texts, 5.0), alone, strict=True):
+        assert [(token.id, token.logprobs) for token in together] == [(token.id, token.logprobs) for token in single]
+
+
 def test_a_first_token_is_heard_of_at_once(backend: Backend) -> None:
     first, second = (make_text(backend, p, POLICIES[1], 400) for p in prompts(backend, 2))
     loop = Loop(backend, CHEAP.costs.core())
@@ -128,6 +132,35 @@ def test_a_run_is_bounded(backend: Backend) -> None:
         loop.run([text], 0.0)
         assert len(loop.widths) == 1
     assert loop.milliseconds["exact"] > 0
+
+
+class Interrupted:
+    """A model whose run is interrupted as it returns."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def run(self, *arguments: Any) -> Any:
+        self._model.run(*arguments)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_an_interrupt_leaves_a_text_that_can_go_on(
+    backend: Backend, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, own = (make_text(backend, [5, 6, 7], policy, 60) for _ in range(2))
+    loop = Loop(backend, CHEAP.costs.core())
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "_model", Interrupted(backend._model))  # type: ignore[attr-defined]
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                loop.run([own])
+    assert backend.length(own.sequence) == own.core.materialized
+    assert finish(backend, [own], 5.0) == finish(HostDriven(backend), [host], 0.0)
 
 
 @pytest.fixture

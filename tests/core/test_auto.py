@@ -112,6 +112,45 @@ def test_costs_are_learned_from_passes(step: float) -> None:
     assert all(costs.cost(width, 0) == pytest.approx(cost, rel=0.12) for width, cost in truth.items())
 
 
+def test_what_a_position_adds_is_learned_behind_long_histories() -> None:
+    """A pass costs 3 + rows / 2, and for each position 1e-4 and 2e-5 a row; nothing is concluded from short texts."""
+    costs, luck = learning(), random.Random(1)
+
+    def run(history: int, passes: int) -> None:
+        for _ in range(passes):
+            width = luck.choice([1, 2, 4, 8, 16])
+            cost = 3 + width / 2 + history * (1e-4 + 2e-5 * width)
+            costs.learn(width, history, cost * luck.uniform(0.97, 1.03))
+
+    run(200, 300)
+    assert costs.per_position == (0.0, 0.0)
+    run(3000, 100)
+    assert costs.per_position == (0.0, 0.0), "too near to tell it from a machine that slows down"
+    run(20_000, 300)
+    assert costs.per_position == (pytest.approx(1e-4, rel=0.2), pytest.approx(2e-5, rel=0.2))
+    run(100, 300)
+    assert costs.cost(8, 20_000) == pytest.approx(7 + 20_000 * 2.6e-4, rel=0.1)
+    assert costs.cost(8, 100) == pytest.approx(7, rel=0.1)
+
+
+def test_windows_come_once_histories_are_known_to_cost() -> None:
+    costs, prompt = learning(), [index % 7 for index in range(30_000)]
+    for history in (10, 20_000):
+        for _ in range(20):
+            for width in (1, 2, 4, 8, 16, 17):
+                costs.learn(width, history, 3 + width / 8 + history * (1e-3 + 2e-4 * width))
+    backend = ScriptedBackend(1, vocab_size=1000, skill=1.0)
+    sequence = backend.open()
+    backend.history[sequence] = prompt[:-1]
+    text = Text(sequence, prompt, len(prompt) - 1, AUTO, Sampling(), len(prompt) + 60, frozenset(), costs)
+    assert text.core.wants_windows
+    loop = Loop(backend, costs)  # type: ignore[arg-type]
+    while text.finish is None:
+        loop.run([text])
+        text.take()
+    assert text.stats.windowed > 0
+
+
 def test_a_given_table_stays_as_it_is() -> None:
     costs = CHEAP.costs.core()
     before = [costs.cost(width, 100) for width in range(1, 65)]
@@ -150,7 +189,7 @@ def test_costs_outlive_a_process(tiny_engine: Engine, tmp_path: Path, monkeypatc
     (file,) = tmp_path.glob("bitmtp/costs/*.json")
     again = LearnedCosts.of(tiny_engine.backend)
     assert (again.costs.reach, again.costs.cost(8, 0)) == (8, pytest.approx(6.0))
-    for text in ("", "{", "{}", '{"known": [1], "counts": [1]}', '{"known": "x", "counts": 3}'):
+    for text in ("", "{", "{}", '{"known": [1], "counts": [1], "far": []}', '{"known": "x", "counts": 3, "far": 1}'):
         file.write_text(text)
         assert LearnedCosts.of(tiny_engine.backend).costs.reach == 0
     again.save()

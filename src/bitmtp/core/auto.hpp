@@ -177,8 +177,8 @@ CORE int copy(Text& text, const Prices& price, int widest, double worth, Scratch
     return count;
 }
 
-// A width whose cost nobody knows yet is tried now and then by a text that is well under way.
-CORE int trial(const Text& text, const Costs& costs, int n) {
+// A width whose cost nobody knows yet is tried now and then.
+CORE int trial(const Costs& costs, int n) {
     if (!costs.learning || costs.reach >= n || costs.rested < TRIAL_REST) return 0;
     int next = costs.reach < 4 ? 4 : costs.reach < 8 ? 8 : 2 * costs.reach;
     return costs.counts[0] < TRUSTED ? 0 : least(next, n);
@@ -186,7 +186,7 @@ CORE int trial(const Text& text, const Costs& costs, int n) {
 
 // A copy (which is set aside: the draft's size is 0), or the block that promises most.
 CORE Draft choose(Text& text, const Costs& costs, Market market, int widest, Scratch& scratch) {
-    int n = least(text.policy.block_size, room(text)), tried = trial(text, costs, least(n, widest));
+    int n = least(text.policy.block_size, room(text)), tried = trial(costs, least(n, widest));
     if (tried > 1) return {tried, 0, 0.0};
     Prices price = prices_of(text, costs, market);
     widest = least(widest, price.widest());

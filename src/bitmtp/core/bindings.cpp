@@ -185,7 +185,8 @@ nb::tuple seen(const Owner& self, int node) {
 }
 
 void make_costs(Costs* self, const std::vector<double>& milliseconds, std::pair<double, double> per_position, int history,
-                bool learning, const std::vector<double>& known, const std::vector<int>& counts) {
+                bool learning, const std::vector<double>& known, const std::vector<int>& counts,
+                const std::vector<std::tuple<double, double, double, int>>& far) {
     new (self) Costs{};
     std::tie(self->per_pass, self->per_row) = per_position;
     self->history = history;
@@ -199,7 +200,13 @@ void make_costs(Costs* self, const std::vector<double>& milliseconds, std::pair<
     for (double& each : self->milliseconds) each = 1.0;
     fill(known, self->known, core::KNOTS, "knots");
     fill(counts, self->counts, core::KNOTS, "knots");
+    if (far.size() > 2) throw std::invalid_argument("too many averages");
+    for (std::size_t i = 0; i < far.size(); ++i) {
+        auto& to = self->far[i];
+        std::tie(to.milliseconds, to.history, to.width, to.count) = far[i];
+    }
     spread(*self);
+    learn_growth(*self);
 }
 
 std::vector<int> knots() {
@@ -219,7 +226,8 @@ NB_MODULE(_core, module) {
     module.attr("MAX_RANKS") = core::MAX_RANKS;
     module.attr("KNOTS") = knots();
     nb::class_<Costs>(module, "Costs")
-        .def("__init__", make_costs, "milliseconds"_a, "per_position"_a, "history"_a, "learning"_a, "known"_a, "counts"_a)
+        .def("__init__", make_costs, "milliseconds"_a, "per_position"_a, "history"_a, "learning"_a, "known"_a, "counts"_a,
+             "far"_a = std::vector<std::tuple<double, double, double, int>>())
         .def("learn", [](Costs& self, int width, int history, double ms) { learn_cost(self, width, history, ms); })
         .def("cost", [](const Costs& self, int width, int history) { return cost(self, width, history); })
         .def("image", [](const Costs& self) { return nb::bytes(&self, sizeof self); })
@@ -227,6 +235,12 @@ NB_MODULE(_core, module) {
         .def_ro("row", &Costs::row)
         .def_ro("reach", &Costs::reach)
         .def_ro("learning", &Costs::learning)
+        .def_prop_ro("far", [](const Costs& self) {
+            std::vector<std::tuple<double, double, double, int>> all;
+            for (const core::Far& each : self.far) all.emplace_back(each.milliseconds, each.history, each.width, each.count);
+            return all;
+        })
+        .def_prop_ro("per_position", [](const Costs& self) { return std::pair(self.per_pass, self.per_row); })
         .def_prop_ro("known", [](const Costs& self) { return std::vector<double>(self.known, self.known + core::KNOTS); })
         .def_prop_ro("counts", [](const Costs& self) { return std::vector<int>(self.counts, self.counts + core::KNOTS); });
     nb::class_<core::Batch>(module, "Batch")

@@ -9,12 +9,22 @@ constexpr int MAX_ROWS = 64;  // of a pass, as far as costs are told apart
 constexpr int KNOTS = 12;     // both sides of where a kernel's next width begins: 9 rows may cost what 16 cost
 constexpr int TRUSTED = 2;    // passes of a width after which its cost is believed: the first may still grow buffers
 constexpr double SLOWEST_RATE = 0.05, FARTHEST = 2.0;
+// Passes behind short histories teach what a width costs, those behind long ones what a position adds; between the two a
+// machine that slows down as a text grows would pass for a history that costs.
+constexpr int NEAR = 2048, FAR = 4096, SETTLED = 8, FAR_WIDTH = 4;
+
+// What passes behind long histories cost: averages, and how many there were.
+struct Far {
+    double milliseconds, history, width;
+    int count, reserved;
+};
 
 struct alignas(16) Costs {
     double milliseconds[MAX_ROWS + 1];  // of passes of 0 … 64 rows behind `history` positions
     double per_pass, per_row;           // what a further position of history adds to a pass, and to each of its rows
     double row;                         // what a further row of a narrow pass costs
     double known[KNOTS];                // of a knot's width
+    Far far[2];                         // of passes of one row, and of FAR_WIDTH and more
     int counts[KNOTS];                  // passes that taught it
     int history;
     int reach;     // widths up to this one have a cost to be believed
@@ -26,6 +36,14 @@ struct alignas(16) Costs {
 CORE int knot(int i) {
     const signed char widths[KNOTS] = {1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64};
     return widths[i];
+}
+
+// The first knot that is not below a width.
+CORE int knot_of(int width) {
+    int i = 0;
+    ROLLED
+    while (knot(i) < width) ++i;
+    return i;
 }
 
 CALLED double cost(const Costs& costs, int width, int history) {
@@ -61,14 +79,54 @@ CALLED void learn_knot(Costs& costs, int i, double error, double part) {
     if (part > 0.5) costs.counts[i] += 1;
 }
 
+CORE void follow(double& average, double value, double rate) { average += rate * (value - average); }
+
+// What a position adds, from the two averages behind long histories and what the same widths cost behind short ones.
+CALLED void learn_growth(Costs& costs) {
+    double growth[2] = {0.0, 0.0};
+    for (int i = 0; i < 2; ++i) {
+        const Far& far = costs.far[i];
+        if (far.count < SETTLED) continue;
+        double near = costs.milliseconds[least(int(far.width + 0.5), MAX_ROWS)];
+        growth[i] = fmax(far.milliseconds - near, 0.0) / (far.history - costs.history);
+    }
+    bool both = costs.far[1].count >= SETTLED;
+    costs.per_row = both ? fmax(growth[1] - growth[0], 0.0) / (costs.far[1].width - 1) : 0.0;
+    costs.per_pass = fmax(growth[0] - costs.per_row, 0.0);
+}
+
+CORE Far* far_of(Costs& costs, int width) {
+    return width == 1 ? &costs.far[0] : width >= FAR_WIDTH ? &costs.far[1] : nullptr;
+}
+
+CALLED void learn_far(Costs& costs, int width, int history, double milliseconds) {
+    Far* far = far_of(costs, width);
+    if (!far) return;
+    double rate = fmax(SLOWEST_RATE, 1.0 / (far->count + 1));
+    follow(far->milliseconds, milliseconds, rate);
+    follow(far->history, history, rate);
+    follow(far->width, width, rate);
+    far->count += 1;
+    learn_growth(costs);
+}
+
+// How often a width was seen behind such a history.
+CORE int times_seen(Costs& costs, int width, int history) {
+    if (history <= NEAR) return costs.counts[knot_of(width)];
+    Far* far = history < FAR ? nullptr : far_of(costs, width);
+    return far ? least(far->count, costs.counts[knot_of(width)]) : costs.counts[knot_of(width)];
+}
+
 // A pass of so many rows behind this history took so long.
 CALLED void learn_cost(Costs& costs, int width, int history, double milliseconds) {
     if (!costs.learning || width < 1 || width > MAX_ROWS) return;
     costs.rested = width <= most(costs.reach, 1) ? costs.rested + 1 : 0;
+    int right = knot_of(width);
+    if (history > NEAR && costs.counts[0] >= TRUSTED && costs.counts[right] >= TRUSTED) {
+        if (history >= FAR) learn_far(costs, width, history, milliseconds);
+        return;
+    }
     double near = milliseconds - (history - costs.history) * (costs.per_pass + costs.per_row * width);
-    int right = 0;
-    ROLLED
-    while (knot(right) < width) ++right;
     if (costs.counts[right] == 0) {
         if (near > 0) costs.known[right] = near * knot(right) / width, costs.counts[right] = 1, spread(costs);
         return;

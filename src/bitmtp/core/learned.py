@@ -34,36 +34,50 @@ class LearnedCosts:
 
     costs: _core.Costs
     _file: Path
-    _saved: list[int]
+    _saved: list[int]  # how many passes stood behind what was written last
 
     @classmethod
     def of(cls, backend: Backend) -> LearnedCosts:
         """As they were left by the last process; nothing is known where there was none."""
         file = place_of(backend)
-        known, counts = _read(file)
-        return cls(_core.Costs([], (0.0, 0.0), 0, True, known, counts), file, counts)
+        known, counts, far = _read(file)
+        costs = _core.Costs([], (0.0, 0.0), 0, True, known, counts, far)
+        return cls(costs, file, _counts(costs))
 
     def save(self) -> None:
         """Write what was learned, if it is news; a disk that refuses costs nothing but the knowledge."""
-        counts = [min(count, _REMEMBERED) for count in self.costs.counts]
+        costs, counts = self.costs, _counts(self.costs)
         if counts == self._saved:
             return
         self._saved = counts
         part = self._file.with_suffix(f".{os.getpid()}.part")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps({"known": self.costs.known, "counts": counts}), encoding="utf-8")
+            part.write_text(
+                json.dumps({"known": costs.known, "counts": costs.counts, "far": costs.far}), encoding="utf-8"
+            )
             os.replace(part, self._file)
         except OSError:
             part.unlink(missing_ok=True)
 
 
-def _read(file: Path) -> tuple[list[float], list[int]]:
-    nothing = [0.0] * len(_core.KNOTS), [0] * len(_core.KNOTS)
+def _counts(costs: _core.Costs) -> list[int]:
+    return [min(count, _REMEMBERED) for count in (*costs.counts, *(far[-1] for far in costs.far))]
+
+
+def _read(file: Path) -> tuple[list[float], list[int], list[tuple[float, float, float, int]]]:
+    knots = len(_core.KNOTS)
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         known, counts = [float(each) for each in data["known"]], [int(each) for each in data["counts"]]
+        far = [(float(ms), float(history), float(width), int(count)) for ms, history, width, count in data["far"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return nothing
-    sound = len(known) == len(counts) == len(_core.KNOTS) and min(known) >= 0 and min(counts) >= 0
-    return (known, [min(count, _REMEMBERED) for count in counts]) if sound else nothing
+        known, counts, far = [], [], []
+    numbers = [*known, *counts, *(number for each in far for number in each)]
+    if len(known) != knots or len(counts) != knots or len(far) != 2 or min(numbers) < 0:
+        return [0.0] * knots, [0] * knots, []
+    return (
+        known,
+        [min(count, _REMEMBERED) for count in counts],
+        [(ms, history, width, min(count, _REMEMBERED)) for ms, history, width, count in far],
+    )

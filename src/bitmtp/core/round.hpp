@@ -14,9 +14,9 @@ struct Batch {
 
     double price() const { return milliseconds > 0 ? tokens / milliseconds : 0.0; }
 
-    /// A pass of so many rows committed so many tokens, and took so long.
-    void spend(int committed, int rows, int history, double elapsed) {
-        learn_cost(*costs, rows, history, elapsed);
+    /// A pass of so many rows, of so many texts, committed so many tokens, and took so long.
+    void spend(int committed, int rows, int texts, int history, double elapsed) {
+        if (texts == 1 || history <= NEAR) learn_cost(*costs, rows, history, elapsed);
         const double spent = cost(*costs, rows, history), fade = exp(-spent / (MEMORY * cost(*costs, 1, history)));
         tokens = tokens * fade + committed;
         milliseconds = milliseconds * fade + spent;

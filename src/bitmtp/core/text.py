@@ -139,6 +139,7 @@ class Text:
         self.core.guarded = grammar is not None
         self._plain = GREEDY if sampling == Sampling(seed=sampling.seed, choice=sampling.choice) else Choice(sampling)
         self.checked: Sequence[tuple[int, int]] = ()  # proposals of the iteration taken last, if the core traces them
+        self._masks: Sequence[UInt32 | None] = ()  # of the rows last prepared
         self._events: deque[Any] = deque()
         self._outputs: Sequence[Output | None] = ()
         self._first: Output | None = None  # the anchor's, of the draft before
@@ -183,8 +184,6 @@ class Text:
             return self._plain if allowed is None else Choice(self.sampling, allowed=allowed)
         seen = dict(zip(*self.core.seen(node), strict=True))
         return Choice.with_counts(self.sampling, seen, allowed)
-
-    _masks: Sequence[UInt32 | None] = ()
 
     def prepare(self, width: int = MAX_WIDTH) -> None:
         """Plan a guarded text: proposals that leave the grammar are cut, and each row gets what it allows."""

@@ -110,7 +110,7 @@ bool step(Model& model, core::Batch& batch, std::vector<Owner*>& texts, int widt
         committed += text->text.committed - before;
         model.materialize(text->sequence, text->kept_rows());
     }
-    if (writing) batch.spend(committed, int(pass.rows.size()), longest, elapsed);
+    if (writing) batch.spend(committed, int(pass.rows.size()), int(running.size()), longest, elapsed);
     ran.widths.push_back(int(pass.rows.size()));
     ran.milliseconds[!writing ? 0 : masks ? 1 : 2] += elapsed;
     return true;

@@ -37,10 +37,9 @@ DEVICE unsigned long long now() {
 DEVICE void learn(Costs& costs, const Text& text, unsigned long long time) {
     constexpr int ENOUGH = 8;
     if (!costs.learning) return;
-    int width = text.plan.width, right = 0;
-    while (core::knot(right) < width) ++right;
+    int width = text.plan.width, seen = core::times_seen(costs, width, text.materialized);
     core::once([&] {
-        if (costs.stamp && costs.counts[right] < ENOUGH)
+        if (costs.stamp && seen < ENOUGH)
             core::learn_cost(costs, width, text.materialized, double(time - costs.stamp) * 1e-6);
         else
             costs.rested += 1;
