@@ -8,6 +8,8 @@ MAX_NODES: int
 MAX_RANKS: int
 KNOTS: list[int]
 
+def image_bytes(limit: int) -> int: ...
+
 class Costs:
     def __init__(
         self,

@@ -221,6 +221,7 @@ NB_MODULE(_core, module) {
     module.doc() = "What texts decide; see text.py.";
     module.attr("TEXT_BYTES") = sizeof(core::Text);
     module.attr("RECORD_BYTES") = core::RECORD_BYTES;
+    module.def("image_bytes", &Owner::image_bytes, "limit"_a);
     module.attr("COSTS_BYTES") = sizeof(Costs);
     module.attr("MAX_NODES") = core::MAX_NODES;
     module.attr("MAX_RANKS") = core::MAX_RANKS;

@@ -1,6 +1,8 @@
 // A text on the host: its record, the arrays behind it, its sampling, and what it committed until somebody takes it.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -96,19 +98,17 @@ struct Owner {
     Owner(const std::vector<std::int32_t>& ids, int materialized, int limit, const Policy& policy, Sampling how,
           std::shared_ptr<Costs> prices)
         : sampling(std::move(how)), costs(std::move(prices)), tokens(ids) {
-        const int positions = std::max(limit, int(ids.size())) + MAX_NODES + 1;
-        int size = 16, shift = 28;
-        while (size < positions) size *= 2, --shift;
-        tokens.resize(positions);
-        heads.assign(size, 0);
-        links.assign(positions, 0);
+        const int last = std::max(limit, int(ids.size()));
+        tokens.resize(positions(last));
+        heads.assign(num_heads(last), 0);
+        links.assign(positions(last), 0);
         text.policy = policy;
         text.limit = limit;
         text.prompt = text.committed = int(ids.size());
         text.materialized = materialized;
         text.last = ids.back();
         text.estimate = {policy.usual_ease, policy.usual_faith, 0.0, 1.0, 0.0, 0.0, 0.0};
-        text.past.shift = shift;
+        text.past.shift = 32 - std::countr_zero(heads.size());
         text.past.known = GRAM;
         text.noise = mix64(sampling.seed + 0x9e3779b97f4a7c15 * (std::uint64_t(sampling.choice) + 1));
         text.temperature = sampling.temperature;
@@ -233,6 +233,11 @@ struct Owner {
         return all;
     }
 
+    /// Bytes of the image of a text that ends at this length.
+    static std::size_t image_bytes(int limit) {
+        return sizeof(Text) + 2 * padded(positions(limit)) + padded(num_heads(limit));
+    }
+
     /// The record as a card has left it; its tokens came as events.
     void load(const void* record) {
         std::memcpy(&text, record, RECORD_BYTES);
@@ -243,7 +248,10 @@ struct Owner {
     }
 
 private:
-    static std::size_t bytes(const std::vector<std::int32_t>& array) { return (array.size() * 4 + 15) / 16 * 16; }
+    static std::size_t padded(std::size_t count) { return (count * 4 + 15) / 16 * 16; }
+    static std::size_t bytes(const std::vector<std::int32_t>& array) { return padded(array.size()); }
+    static std::size_t positions(int limit) { return limit + MAX_NODES + 1; }
+    static std::size_t num_heads(int limit) { return std::bit_ceil(positions(limit)); }
 
     void point(std::int32_t* all, std::int32_t* first_of, std::int32_t* before) {
         text.tokens = all, text.past.heads = first_of, text.past.links = before;

@@ -67,7 +67,7 @@ class CudaBackend:
         self._writer = PassWriter(self.gpu)
         self._outputs = self.gpu.pinned(OUTPUT, (MAX_WIDTH,))
         self.atlas: Atlas[PassShape] = Atlas(self.gpu, self._record)
-        self._resident = ResidentLoop(self.gpu, self.network)
+        self._resident = ResidentLoop(self.gpu, self.network, self.context)
         self._sequences: dict[int, SequenceState] = {}
         self._touched: list[SequenceState] = []
         self._next = 0

@@ -27,6 +27,7 @@ _ENDED, _PAUSED = 1, 2  # of ``ring.hpp``'s ``Rest``; beyond them, a loop that t
 _NO_BODY = 13
 _ITERATION = 3
 _COURSE = 4 * 4  # bytes
+_COSTS, _IMAGE = _COURSE, _COURSE + _core.COSTS_BYTES  # where they begin, behind the course
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +96,14 @@ class Flight:
 
 
 class ResidentLoop:
-    """Runs one text at a time; the pass structure must hold its sequence's store and its choice before."""
+    """Runs one text at a time; the pass structure must hold its sequence's store and its choice before.
 
-    def __init__(self, gpu: Gpu, network: Network) -> None:
+    On the card lie, one behind the other, how the loop stands with the host, the costs, and the text's image.
+    """
+
+    def __init__(self, gpu: Gpu, network: Network, context: int) -> None:
         self._gpu, self._network = gpu, network
-        self._image, self._costs, self._course = gpu.empty(0), gpu.zeros(_core.COSTS_BYTES), gpu.zeros(_COURSE)
-        self._size = 0
+        self._memory = gpu.empty(_IMAGE + _core.image_bytes(context))
         self.ring = RingReader(gpu.pinned(RING, ()))
         self.atlas: Atlas[LoopShape] = Atlas(gpu, self._record)
         self.flight: Flight | None = None
@@ -127,7 +130,8 @@ class ResidentLoop:
         self, builder: Any, shape: LoopShape, ring: np.uintp, again: Any, body: Any, *, overlap: bool = True
     ) -> None:
         buffers = self._network.buffers
-        arguments = self._image, self._costs, self._course, buffers.state, buffers.outputs, ring
+        course, costs, image = (np.uintp(self._address + offset) for offset in (0, _COSTS, _IMAGE))
+        arguments = image, costs, course, buffers.state, buffers.outputs, ring
         handles = (np.uint64(int(each.handle)) for each in (again, body))
         self._gpu.launch(builder, self._turn(shape.adaptive), *arguments, *handles, overlap=overlap)
 
@@ -154,19 +158,12 @@ class ResidentLoop:
 
     def prepare(self, text: _core.Text, filtered: bool) -> None:
         """Capture the graphs that a text will need, from where it stands to its limit."""
-        self._make_room(text)
         capacity, last = capacity_class(text.committed + MAX_WIDTH), capacity_class(text.limit + MAX_WIDTH)
         while capacity <= last:
-            self.atlas.prepare(loop_shape(text, capacity, filtered))
+            if (shape := loop_shape(text, capacity, filtered)) not in self.atlas:
+                self.settle()  # a capture waits for the card
+                self.atlas.prepare(shape)
             capacity *= 2
-
-    def _make_room(self, text: _core.Text) -> None:
-        """Graphs hold the image's address: a larger one forgets them."""
-        needed = len(text.image(0))
-        if needed > self._size:
-            self._size = 2 * needed
-            self._image = self._gpu.empty(self._size)
-            self.atlas = Atlas(self._gpu, self._record)
 
     # The loop
 
@@ -176,14 +173,18 @@ class ResidentLoop:
         self.ring.memory["entries"] = 0
         self.ring.read = 0
         self.flight = flight
-        self._gpu.write(self._image, np.frombuffer(flight.text.image(int(self._image.handle)), np.uint8))
-        self._gpu.write(self._costs, np.frombuffer(flight.costs.image(), np.uint8))
-        self._launch_graph(flight, sent=0)
+        self._launch_graph(flight, 0, flight.costs.image() + flight.text.image(self._address + _IMAGE))
 
-    def _launch_graph(self, flight: Flight, sent: int) -> None:
+    @property
+    def _address(self) -> int:
+        return int(self._memory.handle)
+
+    def _launch_graph(self, flight: Flight, sent: int, behind: bytes = b"") -> None:
+        """Begin or go on; ``behind``: what is written with the course."""
         capacity = capacity_class(flight.text.committed + MAX_WIDTH)
         mapped = min(flight.reserve(capacity), capacity)
-        self._gpu.write(self._course, np.array([0, mapped, sent, flight.choice], np.int32))
+        course = np.array([0, mapped, sent, flight.choice], np.int32).tobytes()
+        self._gpu.write(self._memory, np.frombuffer(course + behind, np.uint8))
         self.atlas.launch(loop_shape(flight.text, capacity, flight.filtered))
         self.launched += 1
         flight.event = self._gpu.stream.record()
@@ -216,16 +217,13 @@ class ResidentLoop:
 
     def _resume(self, flight: Flight) -> None:
         """A graph has ended: so has the text, or it waits for the host."""
-        course = self._gpu.read(self._course, np.int32, (4,))
-        rest = int(course[0])
-        if rest in (_ENDED, _PAUSED):
-            self._end(flight)
-        else:
-            self._launch_graph(flight, sent=int(course[2]))
-
-    def _end(self, flight: Flight) -> None:
-        flight.text.load(self._gpu.read(self._image, np.uint8, (_core.RECORD_BYTES,)).tobytes())
-        flight.costs.load(self._gpu.read(self._costs, np.uint8, (_core.COSTS_BYTES,)).tobytes())
+        memory = self._gpu.read(self._memory, np.uint8, (_IMAGE + _core.RECORD_BYTES,)).tobytes()
+        rest, _, sent, _ = np.frombuffer(memory[:_COURSE], np.int32).tolist()
+        if rest not in (_ENDED, _PAUSED):
+            self._launch_graph(flight, sent)
+            return
+        flight.costs.load(memory[_COSTS:_IMAGE])
+        flight.text.load(memory[_IMAGE:])
         self.flight = None
         flight.ended()
 
