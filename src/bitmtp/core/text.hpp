@@ -105,7 +105,7 @@ struct alignas(16) Text {
     double units;
     // What is learned
     Estimate estimate;
-    Guess awaited, skipped;
+    Guess awaited;
     Past past;
     int seen_proposals, last_windowed;
     u64 noise;  // key of the sampling noise

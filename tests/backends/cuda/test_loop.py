@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -332,3 +333,14 @@ def test_passes_are_timed_on_the_card(engine: Engine) -> None:
     costs = Engine(engine.backend, engine.tokenizer, engine.context).tuning.costs
     assert costs.widths[-1] == 64
     assert 0.01 < costs.milliseconds[0] < 50
+
+
+def test_another_thread_writes_texts_too(gpu: Any) -> None:  # noqa: ARG001
+    """As a server does: the model is loaded in one thread and used in another, whose first text captures graphs."""
+    own = Engine.load(backend=BACKEND, context=1024)
+    with ThreadPoolExecutor(1) as pool:
+        request = Request("The harbour", 20, AUTO, seed=1)
+        assert pool.submit(own.generate, request).result().token_ids == own.generate(request).token_ids
+        two = [request, Request("The sea", 20, SPECULATIVE, Sampling(1.0), seed=2)]
+        found = [each.token_ids for each in pool.submit(own.generate_batch, two).result()]
+    assert found == [own.generate(each).token_ids for each in two]

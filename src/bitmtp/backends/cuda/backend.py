@@ -77,6 +77,7 @@ class CudaBackend:
 
     def prepare(self, workload: Workload) -> None:
         """Capture every graph that such texts may need; those of an earlier call cost nothing."""
+        self.gpu.enter()
         chained = self.config.chain_rank > 0
         kinds = list(product(*map(_may, (workload.several, workload.filtered, chained, workload.shaped))))
         shapes = []
@@ -131,6 +132,7 @@ class CudaBackend:
 
     def open(self) -> int:
         """A new, empty sequence."""
+        self.gpu.enter()
         return self._add(SequenceState(self._stores.open()))
 
     def _add(self, sequence: SequenceState) -> int:
@@ -140,6 +142,7 @@ class CudaBackend:
 
     def sequence(self, handle: int) -> SequenceState:
         """What is behind a handle."""
+        self.gpu.enter()
         if handle not in self._sequences:
             raise ValueError(f"sequence {handle} is not open")
         return self._sequences[handle]
@@ -229,6 +232,7 @@ class CudaBackend:
         penalties, grammar or log-probabilities. The graphs are captured before such a text begins."""
         if len(texts) != 1:
             return False
+        self.gpu.enter()
         text, flight = texts[0], self._resident.flight
         if flight is not None and flight.text is text:
             return True

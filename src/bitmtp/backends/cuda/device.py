@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class Gpu:
         self.overlaps = capability.major >= 9  # programmatic dependent launch
         self.multiprocessors: int = self.device.properties.multiprocessor_count
         self.stream = self.device.create_stream()
+        self._threads = threading.local()
         self._modules: dict[tuple[Any, ...], Any] = {}
         self._noted: set[tuple[Any, ...]] | None = None  # what `compile_ahead` was asked for
 
@@ -173,6 +175,12 @@ class Gpu:
         end = self.stream.record(options=options)
         end.sync()
         return float(end - begin) / 1e3 / count
+
+    def enter(self) -> None:
+        """Make the card that of this thread: the driver's calls go to the thread's current one."""
+        if not getattr(self._threads, "entered", False):
+            self.device.set_current()
+            self._threads.entered = True
 
     # Memory
 
