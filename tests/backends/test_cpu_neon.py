@@ -25,7 +25,7 @@ from bitmtp.sampling import GREEDY, Choice, Sampling
 
 NATIVE = Path(__file__).parents[2] / "src/bitmtp/backends/cpu/native"
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
-INCLUDES = (f"-I{NATIVE}", f"-I{NATIVE.parents[1] / 'resident'}")
+INCLUDES = (f"-I{NATIVE}", f"-I{NATIVE.parents[2] / 'core'}")
 FLAGS = ("-std=c++20", "-O1", "-ffp-contract=off", "-fno-math-errno", "-static", *INCLUDES)
 ISAS = {"neon": ("-march=armv8.2-a+dotprod",), "portable": ()}
 

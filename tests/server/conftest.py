@@ -14,6 +14,7 @@ import httpx
 import pytest
 from conftest import make_engine, random_checkpoint, tiny_config, why_unavailable
 
+from bitmtp.core.costs import CostTable, Tuning
 from bitmtp.engine import Engine
 from bitmtp.server.app import create_app
 from bitmtp.server.host import Server, listen, make_server
@@ -83,10 +84,15 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.005)
 
 
+# Given, so that `auto` decides the same in every run; rows cost little, so that it drafts.
+COSTS = Tuning(CostTable((1, 8, 64), (3.0, 4.0, 30.0)))
+
+
 def make(tokenizer_folder: Path) -> Engine:
     """A tiny model with room for long prompts, on the fastest backend that runs here."""
     backend = "reference" if why_unavailable("cpu") else "cpu"
-    return make_engine(backend, random_checkpoint(tiny_config(max_position=2048)), tokenizer_folder)
+    made = make_engine(backend, random_checkpoint(tiny_config(max_position=2048)), tokenizer_folder)
+    return Engine(made.backend, made.tokenizer, made.context, COSTS)
 
 
 @pytest.fixture(scope="session")

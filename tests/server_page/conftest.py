@@ -33,13 +33,15 @@ FLAGS = (
 
 
 class Brake:
-    """A backend whose passes take at least ``delay`` seconds."""
+    """A backend whose passes take at least ``delay`` seconds; the host drives them all."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self.delay = 0.0
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("can_run", "run", "settle"):
+            raise AttributeError(name)
         return getattr(self._backend, name)
 
     def step(self, rows: Any, **options: Any) -> Any:
