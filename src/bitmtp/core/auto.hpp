@@ -9,6 +9,7 @@
 #pragma once
 
 #include "costs.hpp"
+#include "numbers.hpp"
 #include "past.hpp"
 #include "policy.hpp"
 
@@ -58,12 +59,11 @@ struct Prices {
     }
 };
 
-CALLED double exponential(double x) { return exp(x); }
 CALLED double sigmoid(double x) { return 1 / (1 + exponential(-x)); }
 
 CALLED double logit(double probability) {
     double inside = fmin(fmax(probability, 1e-4), 1 - 1e-4);
-    return log(inside / (1 - inside));
+    return logarithm(inside / (1 - inside));
 }
 
 // Log-odds that proposal `depth` (from 1 on) stands, by what its probability is known to mean.

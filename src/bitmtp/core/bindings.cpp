@@ -248,8 +248,7 @@ NB_MODULE(_core, module) {
         .def("__init__", [](core::Batch* self, std::shared_ptr<Costs> costs) { new (self) core::Batch{std::move(costs)}; })
         .def("plan", plan_round)
         .def("spend", &core::Batch::spend)
-        .def_prop_ro("price", &core::Batch::price)
-        .def_prop_ro("costs", [](const core::Batch& self) { return self.costs; });
+        .def_prop_ro("price", &core::Batch::price);
     nb::class_<Owner>(module, "Text")
         .def("__init__", construct)
         .def("plan", [](Owner& self, int width) { self.plan(width, {0.0, 0}); return self.text.plan.width; })
@@ -267,6 +266,7 @@ NB_MODULE(_core, module) {
         .def("load", load)
         .def("record", record)
         .def("attach", [](Owner& self, std::vector<std::vector<std::uint32_t>> masks) { self.masks = std::move(masks); })
+        .def_ro("costs", &Owner::costs)
         .def_rw("sequence", &Owner::sequence)
         .def_rw("top", &Owner::top)
         .def_rw("guarded", &Owner::guarded)

@@ -6,11 +6,13 @@
 #define CORE __device__ inline
 #define CALLED __device__ __noinline__  // once in the code, however often it is used: a small kernel starts sooner
 #define ROLLED _Pragma("unroll 1")
+#define UNROLLED _Pragma("unroll")
 #else
 #include <math.h>
 #define CORE inline
 #define CALLED inline
 #define ROLLED
+#define UNROLLED
 #endif
 
 namespace core {

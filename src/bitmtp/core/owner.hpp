@@ -229,7 +229,7 @@ struct Owner {
         copy.tokens = at(0), copy.past.heads = at(1), copy.past.links = at(2);
         std::memcpy(all.data(), &copy, sizeof copy);
         const std::vector<std::int32_t>* arrays[3] = {&tokens, &heads, &links};
-        for (int i = 0; i < 3; ++i) std::memcpy(all.data() + places[i], arrays[i]->data(), bytes(*arrays[i]));
+        for (int i = 0; i < 3; ++i) std::memcpy(all.data() + places[i], arrays[i]->data(), arrays[i]->size() * sizeof(std::int32_t));
         return all;
     }
 

@@ -17,7 +17,7 @@ struct Batch {
     /// A pass of so many rows, of so many texts, committed so many tokens, and took so long.
     void spend(int committed, int rows, int texts, int history, double elapsed) {
         if (texts == 1 || history <= NEAR) learn_cost(*costs, rows, history, elapsed);
-        const double spent = cost(*costs, rows, history), fade = exp(-spent / (MEMORY * cost(*costs, 1, history)));
+        const double spent = cost(*costs, rows, history), fade = exponential(-spent / (MEMORY * cost(*costs, 1, history)));
         tokens = tokens * fade + committed;
         milliseconds = milliseconds * fade + spent;
     }

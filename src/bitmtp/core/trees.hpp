@@ -39,7 +39,7 @@ inline double gumbel(u64 key, int position, int id) {
     x = (x ^ x >> 27) * 0x94d049bb133111ebull;
     x ^= x >> 31;
     std::uint32_t h = mix32(mix32(std::uint32_t(id) * 0x9e3779b1u + std::uint32_t(x)) ^ std::uint32_t(x >> 32));
-    return -log(-log((double(h >> 9) + 0.5) * 0x1p-23));
+    return -logarithm(-logarithm((double(h >> 9) + 0.5) * 0x1p-23));
 }
 
 // The chosen token, then the alternatives that are not too unlikely. Under sampling they are ranked as the sample is drawn:
@@ -56,7 +56,7 @@ inline Candidates candidates_of(const Text& text, const Output& output, const Al
     int n = 0;
     for (int i = 0; i < beside.count && n < 2 * MAX_NODES; ++i) {
         double gap = beside.logits[i] - beside.logits[own - beside.ids];
-        double p = std::min(output.probability * exp(std::min(gap, 50.0)), 1.0);
+        double p = std::min(output.probability * exponential(std::min(gap, 50.0)), 1.0);
         if (beside.ids[i] == output.token || p < UNLIKELY) continue;
         double noise = text.temperature > 0 ? gumbel(text.noise, position, beside.ids[i]) : 0.0;
         double scale = text.temperature > 0 ? text.temperature : 1.0;

@@ -247,12 +247,12 @@ class CudaBackend:
         before = self._resident.launched
         if self._resident.flight is None or self._resident.flight.text is not text:
             self.settle()
-            self._take_off(batch, text)
+            self._take_off(text)
         self._resident.follow()
         self.graph_replays += self._resident.launched - before
         return Ran((), (0,))
 
-    def _take_off(self, batch: _core.Batch, text: _core.Text) -> None:
+    def _take_off(self, text: _core.Text) -> None:
         state, choice = self.sequence(text.sequence), choice_of(text)
         row = Row(text.sequence, text.tokens[-1], state.length, 1, choice=choice)
         filtered = self._writer.write([row], {text.sequence: [0]}, self._sequences, 0)
@@ -264,7 +264,7 @@ class CudaBackend:
 
         number = _GREEDY if greedy(choice) else 0
         reserve = partial(self.reserve, text.sequence)
-        self._resident.begin(Flight(text, batch.costs, filtered, number, reserve, ended))
+        self._resident.begin(Flight(text, text.costs, filtered, number, reserve, ended))
 
     def settle(self) -> None:
         """End a loop that runs, with its iteration; everything that needs another pass, or K/V, calls it."""

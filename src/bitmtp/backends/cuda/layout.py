@@ -1,42 +1,35 @@
-"""The structures of ``kernels/pass.cuh`` as NumPy record types, field by field."""
+"""The structures of ``kernels/pass.cuh`` as NumPy record types, read from the header itself."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 
-MAX_WIDTH = 64
-PIECE = 64
-TOP = 32
+_HEADER = (Path(__file__).parent / "kernels" / "pass.cuh").read_text(encoding="utf-8")
+_TYPES = {"int": "<i4", "float": "<f4", "unsigned long long": "<u8"}
+_CONSTANT = re.compile(r"^constexpr int (\w+) = (\d+);", re.MULTILINE)
+_STRUCTURE = re.compile(r"^struct (\w+) \{(.*?)^\};", re.MULTILINE | re.DOTALL)
+_MEMBERS = re.compile(r"^ +(?:const )?(\w[\w ]*?)(\*?) (\w+(?:\[\w+\])?(?:, \w+)*);", re.MULTILINE)
+_NAME = re.compile(r"(\w+)(?:\[(\w+)\])?")
 
-ROW = np.dtype(
-    [
-        ("visible", "<u8"), ("token", "<i4"), ("position", "<i4"), ("sequence", "<i4"), ("index", "<i4"),
-        ("head", "<i4"), ("choice", "<i4"), ("sinks", "<i4"), ("recent", "<i4"),
-    ],
-    align=True,
-)  # fmt: skip
-SEQUENCE = np.dtype(
-    [("store", "<u8"), ("length", "<i4"), ("first", "<i4"), ("rows", "<i4"), ("linear", "<i4")], align=True
-)
-CHOICE = np.dtype(
-    [
-        ("key", "<u8"), ("seen", "<u8"), ("counts", "<u8"), ("biased", "<u8"), ("bias", "<u8"), ("allowed", "<u8"),
-        ("num_seen", "<i4"), ("num_biased", "<i4"), ("temperature", "<f4"), ("repetition", "<f4"),
-        ("presence", "<f4"), ("frequency", "<f4"), ("top_k", "<i4"), ("top_p", "<f4"), ("min_p", "<f4"),
-    ],
-    align=True,
-)  # fmt: skip
-OUTPUT = np.dtype(
-    [
-        ("token", "<i4"), ("probability", "<f4"), ("entropy", "<f4"), ("parent", "<i4"),
-        ("top_ids", "<i4", TOP), ("top_logits", "<f4", TOP),
-    ],
-    align=True,
-)  # fmt: skip
-PASS = np.dtype(
-    [
-        ("width", "<i4"), ("num_sequences", "<i4"), ("top", "<i4"), ("reserved", "<i4"),
-        ("rows", ROW, MAX_WIDTH), ("sequences", SEQUENCE, MAX_WIDTH), ("choices", CHOICE, MAX_WIDTH),
-    ],
-    align=True,
-)  # fmt: skip
+_CONSTANTS = {name: int(value) for name, value in _CONSTANT.findall(_HEADER)}
+
+
+def _structures() -> dict[str, np.dtype]:
+    """Each structure by its name; one may hold those above it. Pointers are numbers."""
+    found: dict[str, np.dtype] = {}
+    for structure, body in _STRUCTURE.findall(_HEADER):
+        members = []
+        for kind, pointer, names in _MEMBERS.findall(body):
+            of = np.dtype("<u8" if pointer else _TYPES.get(kind) or found[kind])
+            for name, count in _NAME.findall(names):
+                members.append((name, of, _CONSTANTS[count]) if count else (name, of))
+        found[structure] = np.dtype(members, align=True)
+    return found
+
+
+_FOUND = _structures()
+MAX_WIDTH, PIECE, TOP = (_CONSTANTS[name] for name in ("MAX_WIDTH", "PIECE", "TOP"))
+ROW, SEQUENCE, CHOICE, OUTPUT, PASS = (_FOUND[name] for name in ("Row", "Sequence", "Choice", "Output", "Pass"))

@@ -1,5 +1,5 @@
 // What a pass is on the device: plain structures, filled by the host or by a kernel of the resident loop before the pass
-// begins and read by every kernel of it. Mirrored field by field in layout.py, whose test compares sizes and offsets.
+// begins and read by every kernel of it. layout.py reads them from here.
 #pragma once
 
 constexpr int MAX_WIDTH = 64;
