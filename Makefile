@@ -29,6 +29,7 @@ lowest:
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell README.md CHANGELOG.md docs src tests benchmarks
 	$(BIN)/mypy $$($(BIN)/python -c 'import torch' 2>/dev/null || echo $(WITHOUT_TORCH))
 
 format: $(VENV)/.installed-dev
