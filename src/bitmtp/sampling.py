@@ -1,8 +1,8 @@
 """How a row's token is chosen: penalties, bias, temperature, top-k, top-p, min-p and keyed noise.
 
-The specification is the last section but one of ``docs/numerics.md``; every backend returns the same token. The sample
-at a position is a function of (logits, parameters, seed, position) alone, so a drafted token can be checked by sampling
-the verifier's row again, and proposals drawn with the same noise agree more often.
+``docs/sampling.md`` is the specification; every backend returns the same token. The sample at a position is a function
+of (logits, parameters, seed, position) alone, so a drafted token can be checked by sampling the verifier's row again,
+and proposals drawn with the same noise agree more often.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ struct Candidates {
     double probability;  // of its own choice
 };
 
-// The sampling noise of a token (docs/numerics.md, "Choosing a token"); here it only ranks alternatives.
+// The sampling noise of a token (docs/sampling.md, "Choosing a token"); here it only ranks alternatives.
 inline double gumbel(u64 key, int position, int id) {
     const auto mix32 = [](std::uint32_t x) {
         x = (x ^ x >> 16) * 0x7feb352du;

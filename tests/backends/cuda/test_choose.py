@@ -295,7 +295,7 @@ def chained(gpu, model):
 
 
 def added(checkpoint, hidden, parent, candidates):
-    """What the chain adds, by the formula of docs/numerics.md in float64."""
+    """What the chain adds, by the formula of docs/sampling.md in float64."""
     eps, size, tensors = checkpoint.config.norm_eps, checkpoint.config.hidden_size, checkpoint.tensors
     words = tensors["embedding.weight"].astype(np.float64)
     normed = [x / np.sqrt((x**2).mean() + eps) for x in (hidden.astype(np.float64), words[parent])]

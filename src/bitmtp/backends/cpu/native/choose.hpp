@@ -1,4 +1,4 @@
-// Choosing a row's token: penalties, bias, temperature, top-k, top-p, min-p, keyed noise (docs/numerics.md).
+// Choosing a row's token: penalties, bias, temperature, top-k, top-p, min-p, keyed noise (docs/sampling.md).
 #pragma once
 
 #include <cstdint>

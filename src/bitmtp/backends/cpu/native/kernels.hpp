@@ -70,7 +70,7 @@ struct Cut {
     std::int32_t id;
 };
 
-/// Key of a row's noise: the two halves of docs/numerics.md's `k`.
+/// Key of a row's noise: the two halves of docs/sampling.md's `k`.
 struct NoiseKey {
     std::uint32_t low;
     std::uint32_t high;

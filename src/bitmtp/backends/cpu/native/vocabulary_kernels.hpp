@@ -1,4 +1,4 @@
-// Kernels over a row of the vocabulary: maxima, blocked sums, and the pieces of choosing (docs/numerics.md).
+// Kernels over a row of the vocabulary: maxima, blocked sums, and the pieces of choosing (docs/sampling.md).
 #pragma once
 
 #include "half.hpp"

@@ -1,4 +1,4 @@
-// From raw logits to tokens, probabilities, entropies and alternatives (docs/numerics.md, "Choosing a token").
+// From raw logits to tokens, probabilities, entropies and alternatives (docs/sampling.md, "Choosing a token").
 //
 // `partials`, one block per 1,024 ids and row, then `merge`, one block per row. Every sum has one order, given by the
 // vocabulary alone. Rows with penalties, bias or a grammar need `partials_adjusted` instead, which treats other rows alike;

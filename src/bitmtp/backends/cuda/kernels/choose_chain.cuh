@@ -1,4 +1,4 @@
-// The chain: proposals in the light of the one before (docs/numerics.md). Its matrix products with token rows are tables made
+// The chain: proposals in the light of the one before (docs/sampling.md). Its matrix products with token rows are tables made
 // at load: scored = raw + Q[candidate] · silu(H + P[parent]), where H = A · norm(x) is made here for each mask row.
 #pragma once
 

@@ -28,7 +28,7 @@ struct Sequence {
     int linear;  // every row stands at position length + index: slot and position are the same
 };
 
-// Sampling parameters of a row; docs/numerics.md, "Choosing a token".
+// Sampling parameters of a row; docs/sampling.md, "Choosing a token".
 struct Choice {
     unsigned long long key;  // mix64(seed + 0x9E3779B97F4A7C15 * (choice + 1))
     const int* seen;         // ascending token ids, and how often each was generated
