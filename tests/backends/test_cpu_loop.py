@@ -20,6 +20,8 @@ from conftest import (
     tiny_config,
     why_unavailable,
 )
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bitmtp.backends.base import Backend
 from bitmtp.core.costs import CostTable, Tuning
@@ -32,6 +34,7 @@ from bitmtp.loop import Loop
 from bitmtp.sampling import Sampling
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
+from shapes import policies
 from texts import CHEAP, make_text
 
 pytestmark = pytest.mark.skipif(why_unavailable("cpu") is not None, reason=str(why_unavailable("cpu")))
@@ -83,6 +86,22 @@ def test_a_text_is_the_one_that_the_host_would_write(backend: Backend, policy: P
         assert finish(HostDriven(backend), [host], 0.0) == finish(backend, [own], 5.0)
         assert own.finish is host.finish
         assert backend.length(own.sequence) == own.core.materialized
+
+
+PROMPT = st.lists(st.integers(10, 90), min_size=1, max_size=70)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    PROMPT, policies(largest=16) | policies(lossless=True, largest=16), st.sampled_from(SAMPLINGS), st.integers(1, 50)
+)
+def test_any_text_is_the_one_that_the_host_would_write(
+    backend: Backend, prompt: list[int], policy: Policy, sampling: Sampling, room: int
+) -> None:
+    made = [make_text(backend, prompt, policy, room, sampling=sampling, eos=frozenset({END})) for _ in range(2)]
+    assert finish(HostDriven(backend), made[:1], 0.0) == finish(backend, made[1:], 5.0)
+    for text in made:
+        backend.close(text.sequence)
 
 
 def test_many_texts_are_each_alone(backend: Backend) -> None:

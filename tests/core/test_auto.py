@@ -93,6 +93,36 @@ def test_many_texts_take_fewer_rows_each() -> None:
     assert widths[8] < 0.6 * widths[1]
 
 
+def estimates(backend: ScriptedBackend, text: Text) -> dict[str, float]:
+    """What a text knows of itself when it ends."""
+    written(backend, text, tuning=NARROW)
+    return dict(zip(("ease", "faith", "blur", "entropy"), text.core.estimate, strict=False))
+
+
+def test_copies_that_fall_are_trusted_less() -> None:
+    """Three tokens in any order: what ended so before says nothing of what follows."""
+    backend = ScriptedBackend(1, vocab_size=3, skill=0.0)
+    text = make_text(backend, [1], make_policy("auto", 1), 600, tuning=NARROW)
+    begins = text.core.estimate[1]
+    assert estimates(backend, text)["faith"] < begins - 0.5
+    assert text.stats.copied > 0
+
+
+def draft_width(temperature: float = 0.0, entropy: float = 1.0) -> int:
+    """Rows of a draft behind ten tokens that came one a pass, their rows so undecided."""
+    costs = CostTable((1, 8, 64), (3.0, 4.0, 30.0)).core()
+    text = Text(1, [60], 0, AUTO, Sampling(temperature), 400, frozenset(), costs)
+    for token in range(10):
+        text.core.plan(1)
+        text.absorb([Output(token, 0.5, entropy)])
+    return text.core.plan(64)
+
+
+def test_sampled_texts_and_undecided_ones_draft_less() -> None:
+    assert draft_width() > draft_width(temperature=1.0) >= 1
+    assert draft_width(entropy=0.1) > draft_width(entropy=3.0)
+
+
 # Costs
 
 

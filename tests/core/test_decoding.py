@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ScriptedBackend
-from shapes import topologies
+from shapes import policies, topologies
 from texts import CHEAP, DEAR, USUAL, Listener, iterations, make_text, written
 
-from bitmtp.backends.base import MAX_WIDTH, Window
+from bitmtp.backends.base import MAX_WIDTH
 from bitmtp.core import _core
 from bitmtp.core.costs import Tuning
 from bitmtp.core.policies import make_policy
@@ -22,25 +20,6 @@ from bitmtp.core.topology import Topology, chain, spine, tree, with_block
 PROMPT = st.lists(st.integers(0, 5), min_size=1, max_size=9)
 TUNINGS = st.sampled_from([CHEAP, DEAR, USUAL])
 AUTOREGRESSIVE = make_policy("autoregressive", 1)
-
-
-@st.composite
-def policies(draw: st.DrawFn, lossless: bool = False) -> Policy:
-    """Any policy; of the lossless ones also `auto`, trees, windows and passes that verify and draft at once."""
-    size, bound = draw(st.integers(1, 32)), draw(st.floats(0, 1))
-    kind = draw(st.sampled_from(["plain", "auto", "tree", "window", "fused"])) if lossless else "plain"
-    always = Policy("any", size, Verify.ALWAYS, verify_bound=bound)
-    if kind == "auto":
-        return make_policy("auto", 32, block_size=size)
-    if kind == "window":
-        return replace(always, window=Window(draw(st.integers(0, 2)), draw(st.integers(1, 4))))
-    if kind == "fused":
-        depth = draw(st.integers(1, 6))
-        return replace(always, verify_bound=0.0, topology=with_block(chain(depth), draw(st.integers(0, depth - 1)), 5))
-    if kind == "tree":
-        return replace(always, topology=draw(topologies()))
-    verify = Verify.ALWAYS if lossless else draw(st.sampled_from(list(Verify)))
-    return Policy("any", size, verify, draw(st.floats(0, 1)), draw(st.integers(1, size)), bound)
 
 
 def check_identity(backend: ScriptedBackend, text: Text) -> None:
