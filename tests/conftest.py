@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import runpy
 import sys
@@ -56,6 +57,14 @@ settings.load_profile("bitmtp")
 def pytest_report_header() -> list[str]:
     """Say what is left out, and how to have it."""
     return [f"left out: tests/{folder} ({module} is missing: {how})" for folder, (module, how) in MISSING.items()]
+
+
+@pytest.fixture(autouse=True)
+def no_logs_behind_a_test() -> Iterator[None]:
+    """`bitmtp serve` sends logs to a test's stderr, which is gone when the test is over; other servers go on."""
+    yield
+    for name in ("bitmtp.server", "uvicorn.error"):
+        logging.getLogger(name).handlers, logging.getLogger(name).propagate = [], True
 
 
 @pytest.fixture(autouse=True, scope="session")
