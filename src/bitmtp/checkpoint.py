@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 
 from bitmtp.config import ModelConfig
 from bitmtp.errors import CheckpointError, ConfigError
+from bitmtp.generation_config import GenerationConfig
 
 Tensor = NDArray[Any]
 WEIGHTS = "model.safetensors"
@@ -226,7 +227,7 @@ def write(path: str | Path, config: ModelConfig, tensors: Mapping[str, Tensor], 
     Args:
         path: the new folder; it must not exist.
         tensors: exactly those of :func:`tensor_specs`.
-        tokenizer_from: a folder whose tokenizer files are copied along.
+        tokenizer_from: a folder whose tokenizer files are copied along, and what it says of sampling.
 
     Raises:
         CheckpointError: the folder exists, or a tensor is missing, unexpected, or of the wrong shape or type.
@@ -249,6 +250,7 @@ def write(path: str | Path, config: ModelConfig, tensors: Mapping[str, Tensor], 
         _write_shards(staging, {name: tensors[name] for name in specs})
         for name in TOKENIZER_FILES:
             shutil.copyfile(Path(tokenizer_from) / name, staging / name)
+        GenerationConfig.read(Path(tokenizer_from)).write(staging)
         staging.chmod(0o755)
         os.rename(staging, target)
     except BaseException:

@@ -18,6 +18,7 @@ from bitmtp.core.policies import make_policy
 from bitmtp.core.policy import Policy
 from bitmtp.core.text import Finish, Grammar, Text, Token
 from bitmtp.errors import RequestError
+from bitmtp.generation_config import GenerationConfig
 from bitmtp.loop import Loop
 from bitmtp.models import shipped_model
 from bitmtp.sampling import GREEDY, Sampling
@@ -97,12 +98,12 @@ class Generation:
 
     Args:
         reused: tokens of the prompt whose K/V the sequence holds.
-        grammar, top: as of :class:`bitmtp.core.text.Text`.
+        grammar, top, scored: as of :class:`bitmtp.core.text.Text`.
     """
 
     def __init__(
         self, engine: Engine, sequence: int, request: Request, ids: list[int], reused: int,
-        grammar: Grammar | None = None, top: int | None = None,
+        grammar: Grammar | None = None, top: int | None = None, scored: int | None = None,
     ) -> None:  # fmt: skip
         self._engine = engine
         named = request.sampling.seed if request.sampling.seeded else secrets.randbits(63)
@@ -113,7 +114,7 @@ class Generation:
         self.text = Text(
             sequence, ids, reused, policy, replace(request.sampling, seed=seed),
             min(len(ids) + request.max_tokens, engine.context), frozenset(engine.config.eos_token_ids), engine.costs,
-            tuning=engine.calibrations, grammar=grammar, top=top, ends=self._see,
+            tuning=engine.calibrations, grammar=grammar, top=top, scored=scored, ends=self._see,
         )  # fmt: skip
         # Where the card runs chains by itself, trees are not worth the host's time, and windows only behind long texts.
         chains = policy.adaptive and isinstance(engine.backend, TimedBackend)
@@ -243,10 +244,19 @@ class Engine:
     Args:
         tuning: costs and calibration for adaptive policies; None: the costs are learned from the passes of texts, and
             kept for the next process.
+        defaults: how the checkpoint wants to be sampled. The server asks; :class:`Request` has defaults of its own.
     """
 
-    def __init__(self, backend: Backend, tokenizer: Tokenizer, context: int, tuning: Tuning | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        context: int,
+        tuning: Tuning | None = None,
+        defaults: GenerationConfig | None = None,
+    ) -> None:
         self.backend = backend
+        self.defaults = defaults or GenerationConfig()
         self.tokenizer = tokenizer
         self.context = context
         self._tuning = tuning
@@ -308,7 +318,7 @@ class Engine:
         tokenizer = Tokenizer(loaded.path, loaded.config.vocab_size)
         length = context or longest
         loaded_backend = load_backend(backend, loaded, threads=threads, context=length, draft_head=draft_head)
-        return cls(loaded_backend, tokenizer, length, tuning)
+        return cls(loaded_backend, tokenizer, length, tuning, GenerationConfig.read(loaded.path))
 
     @property
     def config(self) -> ModelConfig:
@@ -324,8 +334,11 @@ class Engine:
         """``auto``: lossless, and it drafts only where that pays."""
         return make_policy("auto", self.config.block_size)
 
-    def encode(self, request: Request) -> list[int]:
+    def encode(self, request: Request, *, least: int = 1) -> list[int]:
         """Token ids of a request's prompt, checked against context and vocabulary.
+
+        Args:
+            least: smallest ``max_tokens`` that will do.
 
         Raises:
             RequestError: what is wrong and what to do.
@@ -337,8 +350,8 @@ class Engine:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens, the context {self.context}; shorten it or raise --context"
             )
-        if request.max_tokens < 1:
-            raise RequestError(f"max_tokens is {request.max_tokens}; it must be at least 1")
+        if request.max_tokens < least:
+            raise RequestError(f"max_tokens is {request.max_tokens}; it must be at least {least}")
         biased = [token for token, _ in request.sampling.logit_bias]
         for token in (*ids, *biased):
             if not 0 <= token < self.config.vocab_size:

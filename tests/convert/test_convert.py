@@ -125,6 +125,13 @@ def test_tokenizer_settings(source: Path, tmp_path: Path) -> None:
     assert written == {"bos_token": "<|start|>", "eos_token": "<|end|>", "chat_template": TEMPLATE}
 
 
+def test_how_the_source_samples_goes_along(source: Path, tmp_path: Path) -> None:
+    said = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [2], "transformers_version": "5"}
+    (source / "generation_config.json").write_text(json.dumps(said))
+    convert(source, tmp_path / "model", UNCHECKED, Heard())
+    assert json.loads((tmp_path / "model" / "generation_config.json").read_text()) == {"temperature": 0.6, "top_p": 0.9}
+
+
 def test_another_tokenizer(source: Path, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (source / name).unlink()

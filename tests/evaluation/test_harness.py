@@ -52,7 +52,7 @@ def _write_questions(engine: Engine, file: Path, wrong: int) -> None:
     for number in range(8):
         question, choices = f"Question {number}:", [" red", " blue", " green and yellow"]
         context = engine.tokenizer.encode(question)
-        scores = [log_likelihood(engine.backend, context, engine.tokenizer.encode(each))[0] for each in choices]
+        scores = [log_likelihood(engine, context, engine.tokenizer.encode(each))[0] for each in choices]
         best = scores.index(max(scores))
         written = engine.generate(Request(context, 6, stop=("\n",))).text
         answer = best if number >= wrong else (best + 1) % 3
@@ -84,7 +84,7 @@ def test_rolling_windows(tiny_engine: Engine) -> None:
     model = HarnessModel(tiny_engine, make_policy("autoregressive", 16))
     ids = tiny_engine.tokenizer.encode("Some words, one after the other.")
     [whole] = model.loglikelihood_rolling(_requests(("Some words, one after the other.",)))
-    assert whole == pytest.approx(log_likelihood(tiny_engine.backend, [1], ids)[0])  # 1: the first token of a text
+    assert whole == pytest.approx(log_likelihood(tiny_engine, [1], ids)[0])  # 1: the first token of a text
 
 
 def test_a_context_that_is_too_long_loses_its_oldest_tokens(tiny_engine: Engine) -> None:

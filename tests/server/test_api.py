@@ -53,7 +53,8 @@ def test_a_completion_is_the_engines_text(served: Running) -> None:
     usage = answer["usage"]
     assert usage["completion_tokens"] == alone.num_tokens
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-    assert answer["decoding"] == {"policy": "auto", "block_size": 16, "lossless": True, "seed": 5}
+    chosen = {"temperature": 0, "temperature_from": "request"}
+    assert answer["decoding"] == {"policy": "auto", "block_size": 16, "lossless": True, "seed": 5, **chosen}
 
 
 def test_a_chat_answer_is_the_engines_text(served: Running) -> None:
@@ -333,7 +334,7 @@ def test_metrics_count(served: Running) -> None:
     ("body", "status", "param"),
     [
         ({"unheard_of": 1}, 400, "unheard_of"),
-        ({"echo": True}, 400, "echo"),
+        ({"echo": "yes, please"}, 400, "echo"),
         ({"suffix": "x"}, 400, "suffix"),
         ({"best_of": 2}, 400, "best_of"),
         ({"temperature": -1}, 400, "temperature"),

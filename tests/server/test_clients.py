@@ -15,6 +15,7 @@ from conftest import END
 
 from bitmtp.core.policies import make_policy
 from bitmtp.engine import Request
+from bitmtp.evaluation.likelihood import log_likelihood
 
 from .conftest import MODEL, Running
 
@@ -165,3 +166,53 @@ def test_lm_eval(served: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert ran.returncode == 0, ran.stderr[-2000:]
     (results,) = (tmp_path / "out").rglob("results_*.json")
     assert json.loads(results.read_text())["results"]["repeat"]["exact_match,none"] == 0.75
+
+
+CHOICES = """task: pick
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{answer}}}}"
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+
+
+def test_lm_eval_likelihoods(
+    served: Running, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each likelihood that lm-evaluation-harness finds over HTTP is the one found in this process, to the last bit."""
+    for module in ("lm_eval", "tenacity", "transformers"):
+        pytest.importorskip(module, reason="pip install 'lm-eval[api]' transformers")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    lines = [
+        {"question": f"Otter {number} said:", "choices": ["red", "blue", "green and yellow"], "answer": number % 3}
+        for number in range(4)
+    ]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (tmp_path / "pick.yaml").write_text(CHOICES.format(file=tmp_path / "questions.jsonl"), encoding="utf-8")
+    words = tmp_path / "words"
+    words.mkdir()
+    settings = json.loads((tokenizer_folder / "tokenizer_config.json").read_text())
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (words / "tokenizer_config.json").write_text(json.dumps(settings))
+    (words / "tokenizer.json").write_bytes((tokenizer_folder / "tokenizer.json").read_bytes())
+    where = f"model={MODEL},base_url={served.url}/v1/completions,tokenizer={words},num_concurrent=2,max_retries=1"
+    command = [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args", where]
+    command += ["--tasks", "pick", "--include_path", str(tmp_path), "--batch_size", "2"]
+    command += ["--output_path", str(tmp_path / "out"), "--log_samples"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")
+    found = [json.loads(line) for line in samples.read_text().splitlines()]
+    assert len(found) == len(lines)
+    encode = served.engine.tokenizer.encode
+    for sample in found:
+        context = encode(sample["doc"]["question"])
+        for choice, (told, greedy) in zip(sample["doc"]["choices"], sample["filtered_resps"], strict=True):
+            whole = encode(f"{sample['doc']['question']} {choice}")
+            expected = log_likelihood(served.engine, context, whole[len(context) :])
+            assert (float(told), str(greedy) == "True") == expected

@@ -110,6 +110,7 @@ CHAT: dict[str, tuple[Body, Body]] = {
 COMPLETION: dict[str, tuple[Body, Body]] = {
     "prompt": ({}, {"prompt": "other"}),
     "logprobs": ({}, {"logprobs": 2}),
+    "echo": ({}, {"echo": True}),
 }
 TOKENIZE: dict[str, tuple[Body, Body]] = {
     "model": ({}, {"model": "another"}),

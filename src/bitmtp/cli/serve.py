@@ -51,6 +51,9 @@ def serve(
     ] = None,
     cors_origin: Annotated[list[str] | None, Option(metavar="ORIGIN", help="Web origin that may call; repeat.")] = None,
     log_prompts: Annotated[bool, Option("--log-prompts", help="Log prompts and texts.")] = False,
+    lenient: Annotated[
+        bool, Option("--lenient/--strict", help="Ignore parameters that are not known, or refuse them.")
+    ] = False,
     replicas: Annotated[int, Option(min=1, help="Engines behind one address, by Ray Serve (extra `ray`).")] = 1,
 ) -> None:
     """Serve the model as OpenAI's API does.
@@ -62,6 +65,7 @@ def serve(
     profile = decoding.find_profile(model)
     policy = partial(decoding.make, profile=profile)
     options = _options(model, policy, limits, name, api_key_file, cors_origin, log_prompts)
+    options = replace(options, lenient=lenient)
     if replicas > 1:
         _serve_replicas(model, profile, options, replicas, host, port)
         return

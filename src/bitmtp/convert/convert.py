@@ -21,6 +21,7 @@ from bitmtp.convert.rows import Opened, Rows, Ternary, pieces
 from bitmtp.convert.source import open_model
 from bitmtp.convert.tokenizer_files import copy_tokenizer
 from bitmtp.errors import CheckpointError, ConfigError
+from bitmtp.generation_config import GenerationConfig
 from bitmtp.ternary import Float32, quantise_rows
 from bitmtp.tokenizer import Tokenizer
 
@@ -131,6 +132,7 @@ def _write(opened: Opened, config: ModelConfig, options: Options, fresh: Path, w
         opened.write_tokenizer(words)
     else:
         copy_tokenizer(options.tokenizer, words)
+    GenerationConfig.read(opened.origin).write(words)
     Tokenizer(words, config.vocab_size)
     checkpoint.write(fresh, config, _read_all(opened, config, listener), words)
 

@@ -86,7 +86,7 @@ void construct(Owner* self, const std::vector<std::int32_t>& ids, int materializ
 std::vector<RowTuple> rows(const Owner& self) {
     std::vector<RowTuple> all;
     for (int i = 0; i < self.text.plan.width; ++i) {
-        const core::Row row = row_of(self.text, i);
+        const core::Row row = self.row(i);
         all.emplace_back(row.token, row.position, row.from, row.visible, row.head, row.node, row.free, row.window.sinks,
                          row.window.recent);
     }
@@ -125,20 +125,36 @@ std::vector<std::size_t> plan_round(const core::Batch& batch, const std::vector<
     return places;
 }
 
+nb::list logprobs_list(const std::vector<core::Logprobs>& from) {
+    nb::list all;
+    for (const core::Logprobs& each : from) all.append(nb::make_tuple(each.chosen, each.top));
+    return all;
+}
+
 nb::tuple event_tuple(const Event& event) {
     const core::Kept& kept = event.kept;
     const auto list = [&](const int* from) { return std::vector<int>(from, from + kept.count); };
-    nb::list logprobs;
-    for (const core::Logprobs& each : event.logprobs) logprobs.append(nb::make_tuple(each.chosen, each.top));
     return nb::make_tuple(list(kept.tokens), list(kept.sources), list(kept.rows), kept.begins, kept.passes, kept.drafted,
                           kept.proposed, kept.accepted, kept.windowed, kept.copied, kept.ahead, kept.ahead_used, event.checked,
-                          logprobs);
+                          logprobs_list(event.logprobs));
 }
 
 nb::list take(Owner& self) {
     nb::list all;
     for (const Event& event : self.events) all.append(event_tuple(event));
     self.events.clear();
+    return all;
+}
+
+nb::list take_scores(Owner& self) {
+    const nb::list all = logprobs_list(self.scores);
+    self.scores.clear();
+    return all;
+}
+
+std::vector<int> targets(const Owner& self) {
+    std::vector<int> all;
+    for (int i = 0; i < self.text.plan.width; ++i) all.push_back(self.target(i));
     return all;
 }
 
@@ -257,6 +273,8 @@ NB_MODULE(_core, module) {
         .def("absorb_waiting", absorb_waiting)
         .def("waiting_tokens", waiting_tokens)
         .def("take", take)
+        .def("take_scores", take_scores)
+        .def("targets", targets)
         .def("cut", &Owner::cut)
         .def("end", &Owner::end)
         .def("seen", seen)
@@ -269,6 +287,7 @@ NB_MODULE(_core, module) {
         .def_ro("costs", &Owner::costs)
         .def_rw("sequence", &Owner::sequence)
         .def_rw("top", &Owner::top)
+        .def_rw("scored", &Owner::scored)
         .def_rw("guarded", &Owner::guarded)
         .def_rw("ready", &Owner::ready)
         .def_rw("traced", &Owner::traced)

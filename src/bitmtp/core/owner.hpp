@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <unordered_map>
@@ -82,6 +83,7 @@ struct Owner {
     std::vector<std::vector<std::uint32_t>> masks;  ///< of the planned rows, where a grammar holds the text
     int sequence = 0;
     int top = -1;          ///< alternatives for log-probabilities; -1: none are wanted
+    int scored = std::numeric_limits<int>::max();  ///< first token of the prompt whose log-probability is wanted
     bool guarded = false;  ///< by a grammar: the host plans it, and takes its outputs
     bool traced = false;   ///< somebody looks at its proposals
     bool ready = false;    ///< such a plan waits for a pass
@@ -90,6 +92,7 @@ struct Owner {
     std::vector<std::vector<std::int32_t>> ids;  ///< alternatives of each output
     std::vector<std::vector<float>> logits;
     std::vector<Logprobs> logprobs;
+    std::vector<Logprobs> scores;  ///< of the prompt's tokens from `scored` on, as far as it has been read
     Market market = {};
     Logprobs first;        ///< of the draft's first row
     Scratch scratch;
@@ -125,6 +128,19 @@ struct Owner {
         masks.clear();
     }
 
+    /// The token behind the i-th planned row, if the prompt has it and its log-probability is wanted; else -1.
+    int target(int i) const {
+        const int next = text.materialized + i + 1;
+        return i < text.plan.pending && next >= scored && next < text.prompt ? tokens[next] : -1;
+    }
+
+    /// The i-th planned row; one with a target has an output.
+    Row row(int i) const {
+        Row row = row_of(text, i);
+        if (target(i) >= 0) row.head = HEAD_EXACT;
+        return row;
+    }
+
     /// The planned rows have run: their outputs are to be set.
     void clear_outputs() { outputs.clear(), ids.clear(), logits.clear(), logprobs.clear(); }
 
@@ -136,6 +152,8 @@ struct Owner {
         Kept kept;
         const auto checked = traced && text.plan.running == CHECK ? proposals() : std::vector<std::pair<int, int>>();
         const int anchor = text.plan.pending - 1;
+        for (int i = 0; i < int(logprobs.size()); ++i)
+            if (target(i) >= 0) scores.push_back(logprobs[i]);
         core::absorb(text, *costs, market, Outputs{outputs.data(), beside.data()}, legal, kept, history, scratch);
         text.plan.running = NOTHING;
         ready = waiting = false;

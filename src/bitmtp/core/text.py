@@ -54,14 +54,14 @@ class Logprobs:
     top: tuple[tuple[int, float], ...]
 
     @classmethod
-    def of(cls, output: Output, top: int) -> Logprobs:
-        """From an output with logits and at least ``top`` alternatives."""
+    def of(cls, output: Output, top: int, token: int | None = None) -> Logprobs:
+        """Of the token chosen, or another, from an output with logits and at least ``top`` alternatives."""
         assert output.logits is not None
         logits = output.logits.astype(np.float64)
         largest = logits.max()
         total = largest + np.log(np.exp(logits - largest).sum())
         best = tuple((token, float(raw - total)) for token, raw in output.top[:top])
-        return cls(float(logits[output.token] - total), best)
+        return cls(float(logits[output.token if token is None else token] - total), best)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,7 @@ class Text:
         grammar: restricts the tokens of exact rows along each row's own path; drafts are drawn freely, and cut where
             they leave it.
         top: alternatives for log-probabilities; None: none are wanted.
+        scored: the prompt's tokens from this one on (1 or later) get log-probabilities too, which needs ``top``.
         ends: told of each token in order, once; True if the text ends with it (a stop string, say).
     """
 
@@ -125,22 +126,27 @@ class Text:
         tuning: Tuning | None = None,
         grammar: Grammar | None = None,
         top: int | None = None,
+        scored: int | None = None,
         ends: Callable[[Token], bool] = _never,
     ) -> None:
         self.sequence, self.policy, self.sampling = sequence, policy, sampling
         self.prompt, self.written = list(ids), list[int]()
         self.grammar, self.top, self.ends = grammar, top, ends
-        self.stats, self.finish = Stats(), None if limit > len(ids) else Finish.LENGTH
+        self.stats, self.limit = Stats(), limit
+        self.finish = None if limit > len(ids) or scored is not None else Finish.LENGTH
         self.fault: BaseException | None = None  # what makes it impossible to go on; raised by :meth:`take`
         record = _policy_record(policy, sampling, (tuning or Tuning.usual()).calibration_at(sampling.temperature))
         eos = sorted(eos_ids)
         self.core = _core.Text(self.prompt, materialized, limit, eos, record, _sampling_record(sampling), costs)
         self.core.sequence, self.core.top = sequence, -1 if top is None else top
         self.core.guarded = grammar is not None
+        if scored is not None:
+            self.core.scored = scored
         self._plain = GREEDY if sampling == Sampling(seed=sampling.seed, choice=sampling.choice) else Choice(sampling)
         self.checked: Sequence[tuple[int, int]] = ()  # proposals of the iteration taken last, if the core traces them
         self._masks: Sequence[UInt32 | None] = ()  # of the rows last prepared
         self._events: deque[Any] = deque()
+        self._scores: list[Logprobs] = []
         self._outputs: Sequence[Output | None] = ()
         self._first: Output | None = None  # the anchor's, of the draft before
 
@@ -168,14 +174,17 @@ class Text:
 
     def rows(self) -> list[Row]:
         """The rows last planned, for a backend that takes them one by one."""
-        return [self._row(number, *fields) for number, fields in enumerate(self.core.rows())]
+        pairs = zip(self.core.rows(), self.core.targets(), strict=True)
+        return [self._row(number, target < 0, *fields) for number, (fields, target) in enumerate(pairs)]
 
     def _row(
-        self, number: int, token: int, position: int, since: int, visible: int, head: int, node: int, free: bool,
-        sinks: int, recent: int,
+        self, number: int, chooses: bool, token: int, position: int, since: int, visible: int, head: int, node: int,
+        free: bool, sinks: int, recent: int,
     ) -> Row:  # fmt: skip
         window = Window(sinks, recent) if recent else None
-        choice = self._choice(node, None if free else number) if head else self._plain
+        choice = self._plain if chooses else GREEDY
+        if head and chooses:
+            choice = self._choice(node, None if free else number)
         return Row(self.sequence, token, position, visible, Head(head), choice, window, since)
 
     def _choice(self, node: int, masked: int | None) -> Choice:
@@ -207,11 +216,17 @@ class Text:
         """Take the outputs of the planned rows; returns which of them are history now, in this order."""
         self._outputs = outputs
         anchor = next((output for output in outputs if output is not None), None)
+        self._score(outputs)
         legal = self._legal([output.token for output in outputs if output is not None])
         kept: list[int] = self.core.absorb([_output_record(output) for output in outputs], legal)
         self._fetch()
         self._first = anchor
         return kept
+
+    def _score(self, outputs: Sequence[Output | None]) -> None:
+        for output, target in zip(outputs, self.core.targets(), strict=False):
+            if target >= 0 and output is not None:
+                self._scores.append(Logprobs.of(output, self.top or 0, target))
 
     def absorb_waiting(self) -> list[int]:
         """The same for outputs that a backend's loop has left for the host."""
@@ -225,6 +240,7 @@ class Text:
         return MAX_WIDTH if self.grammar is None or self.core.drafted else self.grammar.accepts(tokens)
 
     def _fetch(self) -> None:
+        self._scores += [Logprobs(chosen, tuple(best)) for chosen, best in self.core.take_scores()]
         for event in self.core.take():
             self._events.append((event, self._shown(event)))
             if self.grammar is not None:
@@ -250,14 +266,21 @@ class Text:
             return []
         event, shown = self._events.popleft()
         self.checked = event[-2]
-        tokens = self._kept([Token(i, SOURCES[s], p) for i, s, p in zip(event[0], event[1], shown, strict=True)])
+        room = self.limit - len(self.prompt) - len(self.written)  # none: only the prompt was to be read
+        tokens = self._kept([Token(i, SOURCES[s], p) for i, s, p in zip(event[0], event[1], shown, strict=True)][:room])
         self.written += [token.id for token in tokens]
         self.stats.add(event, len(tokens), sum(token.source is not Source.EXACT for token in tokens))
         if self.finish is not None:
             self.leave()
         elif not self._events and self.core.status != _GOES_ON:
-            self.finish = Finish.STOP if self.core.status == _STOP else Finish.LENGTH
+            self.finish = Finish.STOP if tokens and self.core.status == _STOP else Finish.LENGTH
         return tokens
+
+    def take_scores(self) -> list[Logprobs]:
+        """Log-probabilities of the prompt's tokens from ``scored`` on that were read and that nobody has taken yet."""
+        self._fetch()
+        scores, self._scores = self._scores, []
+        return scores
 
     def _kept(self, tokens: list[Token]) -> list[Token]:
         """The tokens up to the one that ends the text, if one does."""

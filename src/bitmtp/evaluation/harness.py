@@ -132,7 +132,7 @@ class HarnessModel(LM):  # type: ignore[misc]
         if (record := self._known(key)) is not None:
             total, greedy = record["value"]
             return total, greedy
-        found = log_likelihood(self.engine.backend, context, continuation)
+        found = log_likelihood(self.engine, context, continuation)
         self._keep(key, found)
         return found
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bitmtp.core.text import Finish
+from bitmtp.core.text import Finish, Logprobs, Source
 from bitmtp.server.intake import Plan
 from bitmtp.server.jobs import Piece, Proposal, Update
 from bitmtp.server.responses import (
@@ -35,7 +35,8 @@ class Delta:
 
     Attributes:
         first_call: number of the first of ``calls`` within the answer.
-        offsets: where each of ``pieces`` begins in the text, if log-probabilities are wanted.
+        offsets: where each of ``prompt`` and ``pieces`` begins in the text, if log-probabilities are wanted.
+        prompt: the tokens of the prompt, if they have log-probabilities; the first of them has none.
         checked: in a stream, the proposals of the pass that committed ``pieces``.
         ms: in a stream, milliseconds since the choice's first token.
     """
@@ -47,6 +48,7 @@ class Delta:
     finish: FinishReason | None = None
     first_call: int = 0
     offsets: tuple[int, ...] = ()
+    prompt: tuple[Piece, ...] = ()
     checked: tuple[Proposal, ...] = ()
     ms: float | None = None
 
@@ -59,6 +61,7 @@ class Answer:
         self._vocabulary = vocabulary
         self._parsers = [ToolParser(plan.tools, plan.single_call) if plan.tools else None for _ in plan.requests]
         self._offsets = [Offsets(vocabulary) for _ in plan.requests]
+        self._echoes = dict(enumerate(plan.echoes))  # those that are still to come
         self._begun: dict[int, float] = {}  # when each choice had its first token
 
     def delta(self, index: int, update: Update) -> Delta:
@@ -76,10 +79,21 @@ class Answer:
             finish = "length" if update.result.finish is Finish.LENGTH else "stop"
             if parser is not None and parser.calls and (finish == "stop" or self._plan.single_call):
                 finish = "tool_calls"
+        prompt = self._prompt(index, update)
         wanted = update.pieces if self._plan.top is not None else ()
-        offsets = tuple(self._offsets[index].push(piece.id) for piece in wanted)
+        offsets = tuple(self._offsets[index].push(piece.id, special=True) for piece in prompt)
+        offsets += tuple(self._offsets[index].push(piece.id) for piece in wanted)
+        text = self._echoes.pop(index, "") + text
         ms = 1e3 * (update.at - self._begun.setdefault(index, update.at))
-        return Delta(index, text, tuple(calls), update.pieces, finish, first_call, offsets, update.checked, ms)
+        return Delta(index, text, tuple(calls), update.pieces, finish, first_call, offsets, prompt, update.checked, ms)
+
+    def _prompt(self, index: int, update: Update) -> tuple[Piece, ...]:
+        """The tokens of a prompt, with the first update of a choice."""
+        if not self._plan.scored or index not in self._echoes:
+            return ()
+        found: list[Logprobs | None] = [None, *update.read]
+        pairs = zip(self._plan.prompts[index], found, strict=True)
+        return tuple(Piece(token, "", Source.EXACT, logprobs) for token, logprobs in pairs)
 
     def fold(self, deltas: Sequence[Delta]) -> list[Delta]:
         """The whole of each choice."""
@@ -91,6 +105,7 @@ class Answer:
                 tuple(piece for delta in own for piece in delta.pieces),
                 own[-1].finish,
                 offsets=tuple(offset for delta in own for offset in delta.offsets),
+                prompt=tuple(piece for delta in own for piece in delta.prompt),
             )
             for index in range(len(self._plan.requests))
             for own in [[delta for delta in deltas if delta.index == index]]
@@ -113,11 +128,11 @@ class Answer:
             return None
         found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for piece, offset in self._shown(delta):
-            assert piece.logprobs is not None
-            names = self._vocabulary.names([piece.id, *(token for token, _ in piece.logprobs.top)])
+            said = piece.logprobs
+            names = self._vocabulary.names([piece.id, *(token for token, _ in (said.top if said else ()))])
             found.tokens.append(names[piece.id])
-            found.token_logprobs.append(piece.logprobs.chosen)
-            found.top_logprobs.append({names[token]: value for token, value in reversed(piece.logprobs.top)})
+            found.token_logprobs.append(said.chosen if said else None)
+            found.top_logprobs.append({names[token]: value for token, value in reversed(said.top)} if said else None)
             found.text_offset.append(offset)
         return found
 
@@ -186,9 +201,10 @@ class Answer:
     # Both
 
     def _shown(self, delta: Delta) -> list[tuple[Piece, int]]:
-        """The tokens that are text, and where they begin."""
-        pairs = zip(delta.pieces, delta.offsets, strict=True)
-        return [(piece, offset) for piece, offset in pairs if piece.id not in self._vocabulary.eos]
+        """The tokens that are text, and where they begin; behind an echo all, for who asks for one counts tokens."""
+        pairs = zip((*delta.prompt, *delta.pieces), delta.offsets, strict=True)
+        hidden = frozenset() if self._plan.echoes else self._vocabulary.eos
+        return [(piece, offset) for piece, offset in pairs if piece.id not in hidden]
 
     def _trace(self, delta: Delta) -> dict[str, Any]:
         if not self._plan.trace:

@@ -55,6 +55,7 @@ _REASONS = {
     500: "the server failed",
     503: "the server is shutting down",
 }
+ABSENT = {"/v1/embeddings": "this server writes text and has no embeddings; ask another server for them"}
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": reason} for status, reason in _REASONS.items()
 }
@@ -85,7 +86,7 @@ def create_app(engine: Engine, options: ServerOptions) -> FastAPI:
 
     app = FastAPI(title="BitMTP", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.router.route_class = JsonRoute
-    app.state.scheduler = scheduler
+    app.state.scheduler, app.state.lenient = scheduler, options.lenient
     vocabulary = Vocabulary(engine)
     _add_texts(app, Intake(engine, options, Grammars(vocabulary)), Service(vocabulary, options, scheduler))
     _add_rest(app, engine, options, metrics)
@@ -168,7 +169,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        message = f"{request.method} {request.url.path}: {error.detail}"
+        message = f"{request.method} {request.url.path}: {ABSENT.get(request.url.path, error.detail)}"
         return JSONResponse(ApiError(error.status_code, message, "http_error").body(), error.status_code, error.headers)
 
     @app.exception_handler(Exception)

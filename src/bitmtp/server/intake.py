@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from bitmtp.core.policies import make_policy
 from bitmtp.core.policy import Policy
@@ -33,6 +33,8 @@ from bitmtp.server.tools import END, arguments_schema, explain
 
 COMPLETION_TOKENS = 16  # what the API writes if a plain completion does not say
 MAX_STOPS = 16
+Origin = Literal["request", "checkpoint", "api"]
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Plan:
         tools: names of the functions that the text may call.
         single_call: the answer ends with its first call.
         user: whom the client says it asks for; it goes to the log.
+        echoes: text of each choice's prompt, if that is to stand before what follows it.
+        temperature_from: who chose the temperature.
     """
 
     requests: list[Request]
@@ -56,6 +60,7 @@ class Plan:
     n: int
     policy: Policy
     seed: int
+    temperature_from: Origin
     timeout: float
     stream: bool
     usage: bool
@@ -65,6 +70,17 @@ class Plan:
     tools: frozenset[str] = frozenset()
     single_call: bool = False
     user: str | None = None
+    echoes: tuple[str, ...] = ()
+
+    @property
+    def temperature(self) -> float:
+        """Of all its texts."""
+        return self.requests[0].sampling.temperature
+
+    @property
+    def scored(self) -> bool:
+        """Whether the prompts' tokens get log-probabilities."""
+        return bool(self.echoes) and self.top is not None
 
 
 class Intake:
@@ -82,8 +98,11 @@ class Intake:
         """The plan of a plain completion."""
         prompt = body.prompt
         prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
-        limit = body.max_tokens or COMPLETION_TOKENS
-        return self._plan(body, prompts, limit, top=body.logprobs)  # type: ignore[arg-type]
+        limit = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        if limit == 0 and not body.echo:
+            raise invalid("max_tokens is 0, so nothing would come back; echo gives the prompt back", "max_tokens")
+        plan = self._plan(body, prompts, limit, top=body.logprobs)  # type: ignore[arg-type]
+        return replace(plan, echoes=tuple(map(self._echo, plan.requests))) if body.echo else plan
 
     def chat(self, body: ChatRequest) -> Plan:
         """The plan of an answer in a conversation."""
@@ -105,6 +124,10 @@ class Intake:
     def context(self) -> int:
         """Longest prompt and text together."""
         return self._engine.context
+
+    def _echo(self, request: Request) -> str:
+        prompt: Any = request.prompt
+        return prompt if isinstance(prompt, str) else self._engine.tokenizer.decode(prompt, skip_special=False)
 
     def tokenize(self, body: TokenizeRequest) -> list[int]:
         """Token ids of a text or a conversation."""
@@ -138,13 +161,14 @@ class Intake:
             for choice in range(n)
         ]
         with blamed_on("messages" if isinstance(body, ChatRequest) else "prompt"):
-            encoded = [ids for first in requests[::n] for ids in [self._engine.encode(first)] * n]
+            encoded = [ids for first in requests[::n] for ids in [self._engine.encode(first, least=0)] * n]
         return Plan(
             requests,
             encoded,
             n,
             policy,
             seed,
+            self._origin(body),
             timeout=min(body.timeout or self._options.timeout, self._options.timeout),
             stream=bool(body.stream),
             usage=bool(body.stream_options and body.stream_options.include_usage),
@@ -165,13 +189,20 @@ class Intake:
         policy = make_policy(name, self._engine.config.block_size, **options)
         return replace(default, **options) if name == default.name else policy
 
+    def _origin(self, body: Generating) -> Origin:
+        if body.temperature is not None:
+            return "request"
+        return "api" if self._engine.defaults.temperature is None else "checkpoint"
+
     def _sampling(self, body: Generating) -> Sampling:
+        """What the request says; else what the checkpoint says, else what the API does."""
+        own = self._engine.defaults
         return Sampling(
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_k=body.top_k or 0,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            min_p=body.min_p or 0.0,
-            repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+            temperature=_first(body.temperature, own.temperature, 1.0),
+            top_k=_first(body.top_k, own.top_k, 0),
+            top_p=_first(body.top_p, own.top_p, 1.0),
+            min_p=_first(body.min_p, own.min_p, 0.0),
+            repetition_penalty=_first(body.repetition_penalty, own.repetition_penalty, 1.0),
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
             logit_bias=_bias(body.logit_bias or {}, self._engine.config.vocab_size),
@@ -207,6 +238,10 @@ class Intake:
             for tool, (name, schema) in zip(tools, schemas, strict=True)
         ]
         return self._grammars.tool_calls(kept) if any(tool.function.strict for tool in tools) else None
+
+
+def _first(said: Number | None, usual: Number | None, otherwise: Number) -> Number:
+    return next(value for value in (said, usual, otherwise) if value is not None)
 
 
 def _bias(asked: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:

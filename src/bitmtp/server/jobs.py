@@ -48,6 +48,7 @@ class Update:
     """News of a job: what one pass committed; at the end the result, or what went wrong.
 
     Attributes:
+        read: log-probabilities of the prompt's tokens but the first, if the job wants them: before any piece.
         checked: the proposals of the pass, if the job wants a trace.
         at: when the pass was over, on the clock of ``time.monotonic``.
         stats: counts behind the result's figures.
@@ -55,6 +56,7 @@ class Update:
     """
 
     pieces: tuple[Piece, ...] = ()
+    read: tuple[Logprobs, ...] = ()
     checked: tuple[Proposal, ...] = ()
     at: float = field(default_factory=time.monotonic)
     result: Result | None = None
@@ -72,6 +74,7 @@ class Job:
         listen: told of each update, on the scheduler's thread; must return at once.
         deadline: on the clock of ``time.monotonic``.
         top: alternatives per token for log-probabilities; None: none are wanted.
+        scored: log-probabilities of the prompt are wanted too.
         grammar: restricts the text.
         trace: tell of proposals as well.
     """
@@ -81,6 +84,7 @@ class Job:
     listen: Callable[[Update], None]
     deadline: float
     top: int | None = None
+    scored: bool = False
     grammar: Grammar | None = None
     trace: bool = False
     cancelled: bool = False
@@ -89,3 +93,8 @@ class Job:
 
     def __post_init__(self) -> None:
         self.key = np.array(self.ids, np.int32)
+
+    @property
+    def reusable(self) -> int:
+        """How much of the prompt need not be run if its K/V are there. The last token's output is the first token."""
+        return 0 if self.scored else len(self.ids) - 1

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from starlette.responses import Response
 
 from bitmtp.server.errors import ApiError
+from bitmtp.server.schemas import LENIENT
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -45,6 +46,7 @@ class JsonRoute(APIRoute):
     @staticmethod
     def _checked(handle: Handler) -> Handler:
         async def checked(request: Request) -> Response:
+            LENIENT.set(request.app.state.lenient)  # for this request: each has a task of its own
             found = JsonRequest(request.scope, request.receive)
             found.parsed = _body(request.headers.get("content-type", "none"), await found.body())
             return await handle(found)

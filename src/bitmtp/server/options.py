@@ -31,6 +31,7 @@ class ServerOptions:
         api_keys: if there are any, a request must bring one.
         cors_origins: web origins that may call; none by default.
         log_prompts: whether prompts and texts appear in the log.
+        lenient: whether parameters that are not known are ignored instead of refused.
 
     Raises:
         ConfigError: a value out of range.
@@ -52,6 +53,7 @@ class ServerOptions:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     cors_origins: tuple[str, ...] = ()
     log_prompts: bool = False
+    lenient: bool = False
 
     def __post_init__(self) -> None:
         for name in ("slots", "prefill_rows", "max_choices", "max_body_bytes", "max_connections"):

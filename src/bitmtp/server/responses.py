@@ -21,6 +21,13 @@ class PromptDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionDetails(BaseModel):
+    """Proposals of drafts that were taken, and those that were not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(BaseModel):
     """Tokens, and how drafting went, over all choices."""
 
@@ -28,6 +35,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
     mean_acceptance_length: float
     draft_acceptance_rate: float
     num_spec_steps: int
@@ -36,12 +44,18 @@ class Usage(BaseModel):
 
 
 class DecodingReport(BaseModel):
-    """How the text was decoded; with ``seed`` it can be had again. ``warning``: drafting did not pay."""
+    """How the text was decoded; with ``seed`` it can be had again.
+
+    ``temperature_from``: whether the request named the temperature, or else the checkpoint, or it is the API's default.
+    ``warning``: drafting did not pay.
+    """
 
     policy: str
     block_size: int
     lossless: bool
     seed: int
+    temperature: float
+    temperature_from: Literal["request", "checkpoint", "api"]
     warning: str | None = None
 
 
@@ -82,11 +96,11 @@ class ChatLogprobs(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """Log-probabilities of a plain completion."""
+    """Log-probabilities of a plain completion; null for the first token of a prompt, which follows nothing."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

@@ -53,6 +53,7 @@ class Run:
                 self._listener(loop, index),
                 deadline,
                 plan.top,
+                plan.scored,
                 plan.grammar and plan.grammar.copy(),
                 plan.trace,
             )

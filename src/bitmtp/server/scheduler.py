@@ -158,7 +158,7 @@ class Scheduler:
                 return
             source, length = self._reusable(job)
             ahead = max((slot.shared(job.key)[1] for slot in self._slots), default=0)
-            if min(ahead, len(job.ids) - 1) >= length + WORTH_WAITING:
+            if min(ahead, job.reusable) >= length + WORTH_WAITING:
                 continue
             with self._wake:
                 self._queue.remove(job)
@@ -174,13 +174,15 @@ class Scheduler:
             length = slot.shared(job.key)[0]
             if length > best[1]:
                 best = slot.sequence, length
-        # The last prompt token is run in any case: its output is the first token.
-        return best[0], min(best[1], len(job.ids) - 1)
+        return best[0], min(best[1], job.reusable)
 
     def _open(self, job: Job, source: int, length: int) -> _Slot:
         backend = self._engine.backend
         sequence = backend.fork(source, length) if length else backend.open()
-        generation = Generation(self._engine, sequence, job.request, list(job.ids), length, job.grammar, job.top)
+        scored = 1 if job.scored else None
+        generation = Generation(
+            self._engine, sequence, job.request, list(job.ids), length, job.grammar, job.top, scored
+        )
         generation.text.core.traced = job.trace
         return _Slot(job, generation, sequence, length)
 
@@ -216,10 +218,12 @@ class Scheduler:
         """Tell a job what its text has committed: all at once, or each iteration if it wants a trace."""
         job, generation, first, pieces = slot.job, slot.generation, slot.prefilling, list[Piece]()
         try:
+            if job.scored and first and slot.text.core.begun:
+                self._tell(job, Update(read=tuple(slot.text.take_scores())))
             while chunks := generation.take():
                 pieces += [Piece.of(chunk) for chunk in chunks]
                 if job.trace and slot.text.finish is None:
-                    self._tell(job, Update(tuple(pieces), _checked(slot)))
+                    self._tell(job, Update(tuple(pieces), checked=_checked(slot)))
                     pieces.clear()
         except Exception as error:
             self._drop(slot, error)
@@ -229,7 +233,8 @@ class Scheduler:
         if slot.text.finish is not None:
             result, stats = generation.result, slot.text.stats
             self._metrics.finished(result, stats, len(job.ids), slot.cached)
-            self._release(slot, Update(tuple(pieces), _checked(slot), result=result, stats=stats, cached=slot.cached))
+            news = Update(tuple(pieces), checked=_checked(slot), result=result, stats=stats, cached=slot.cached)
+            self._release(slot, news)
         elif pieces:
             self._tell(job, Update(tuple(pieces)))
 

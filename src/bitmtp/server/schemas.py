@@ -1,11 +1,13 @@
 """Requests as OpenAI's API has them, and the few fields this server adds.
 
-A field that is not listed is refused. A field listed with one value only is understood, and refused with any other.
-Null is as good as nothing, for any field: clients send it for what they leave out.
+A field that is not listed is refused, unless the server was told to ignore what it does not know (:data:`LENIENT`). A
+field listed with one value only is understood, and refused with any other. Null is as good as nothing, for any field:
+clients send it for what they leave out.
 """
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -18,7 +20,9 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 NO_EFFECT = "Accepted, without effect."
-Echoed = Annotated[Any, Field(description=NO_EFFECT)]  # what clients add to an answer that they send back
+Ignored = Annotated[Any, Field(description=NO_EFFECT)]
+LENIENT: ContextVar[bool] = ContextVar("LENIENT", default=False)  # whether unknown fields are ignored
+_KINDS = {"image_url": "images", "input_audio": "sound", "file": "files", "video_url": "videos"}
 
 
 class _Strict(BaseModel):
@@ -31,10 +35,13 @@ class _Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_nothing(cls, data: Any) -> Any:
+    def _leave_out(cls, data: Any) -> Any:
+        """What is null, unless the field is required; of a lenient server also what is unknown."""
         if not isinstance(data, dict):
             return data
-        required = {field.alias or name for name, field in cls.model_fields.items() if field.is_required()}
+        known = {field.alias or name: field for name, field in cls.model_fields.items()}
+        data = {name: value for name, value in data.items() if name in known or not LENIENT.get()}
+        required = {name for name, field in known.items() if field.is_required()}
         return {name: value for name, value in data.items() if value is not None or name in required}
 
 
@@ -56,8 +63,8 @@ def _holds_bool(value: Any) -> bool:
 def _takes_bool(annotation: Any) -> bool:
     """Whether some value of this type may be, or hold, a bool; models look after themselves."""
     if isinstance(annotation, type):
-        return annotation is bool or issubclass(annotation, BaseModel)
-    return annotation is Any or isinstance(annotation, bool) or any(map(_takes_bool, get_args(annotation)))
+        return annotation in (bool, Any) or issubclass(annotation, BaseModel)
+    return isinstance(annotation, bool) or any(map(_takes_bool, get_args(annotation)))
 
 
 class Decoding(_Numeric):
@@ -97,6 +104,17 @@ class Generating(_Numeric):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    metadata: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    reasoning_effort: Ignored = None
+    verbosity: Ignored = None
+    prediction: Ignored = None
+    chat_template_kwargs: Ignored = None
     timeout: Annotated[float, Field(gt=0)] | None = None
     decoding: Decoding | None = None
 
@@ -105,9 +123,10 @@ class CompletionRequest(Generating):
     """``POST /v1/completions``."""
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: Literal[1] | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
     suffix: None = None
 
 
@@ -117,19 +136,26 @@ class TextPart(_Strict):
     type: Literal["text"]
     text: str
 
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_text(cls, kind: Any) -> Any:
+        if isinstance(kind, str) and kind in _KINDS:
+            raise ValueError(f"this model reads text, no {_KINDS[kind]}; send the message without its {kind} part")
+        return kind
+
 
 class FunctionCall(_Strict):
     """A call: a name and arguments as JSON text."""
 
     name: str
     arguments: str
-    parsed_arguments: Echoed = None
+    parsed_arguments: Ignored = None
 
 
 class ToolCallEntry(_Strict):
     """A call in a message of the assistant."""
 
-    index: Echoed = None
+    index: Ignored = None
     id: str
     type: Literal["function"] | None = None
     function: FunctionCall
@@ -148,7 +174,7 @@ class ChatMessage(_Strict):
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    parsed: Echoed = None
+    parsed: Ignored = None
 
 
 class Function(_Strict):
@@ -230,8 +256,6 @@ class ChatRequest(Generating):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    service_tier: Annotated[Literal["auto", "default"] | None, Field(description=NO_EFFECT)] = None
-    store: Literal[False] | None = None
     modalities: list[Literal["text"]] | None = None
 
 

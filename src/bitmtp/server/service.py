@@ -20,7 +20,15 @@ from bitmtp.server.answer import Answer, Delta
 from bitmtp.server.errors import ApiError
 from bitmtp.server.intake import Plan
 from bitmtp.server.options import ServerOptions
-from bitmtp.server.responses import ChatChunk, ChatCompletion, Completion, DecodingReport, PromptDetails, Usage
+from bitmtp.server.responses import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    CompletionDetails,
+    DecodingReport,
+    PromptDetails,
+    Usage,
+)
 from bitmtp.server.run import ClientGoneError, Run
 from bitmtp.server.scheduler import Scheduler
 from bitmtp.server.vocabulary import Vocabulary
@@ -125,6 +133,10 @@ class _Reply:
             completion_tokens=run.completion_tokens,
             total_tokens=run.prompt_tokens + run.completion_tokens,
             prompt_tokens_details=PromptDetails(cached_tokens=run.cached_tokens),
+            completion_tokens_details=CompletionDetails(
+                accepted_prediction_tokens=run.stats.accepted,
+                rejected_prediction_tokens=run.stats.proposed - run.stats.accepted,
+            ),
             mean_acceptance_length=run.stats.mean_acceptance_length,
             draft_acceptance_rate=run.stats.draft_acceptance_rate,
             num_spec_steps=run.stats.num_spec_steps,
@@ -139,6 +151,8 @@ class _Reply:
             block_size=plan.policy.block_size,
             lossless=plan.policy.lossless,
             seed=plan.seed,
+            temperature=plan.temperature,
+            temperature_from=plan.temperature_from,
             **({"warning": warning} if warning else {}),
         )
 

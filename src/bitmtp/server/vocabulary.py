@@ -58,8 +58,8 @@ class Offsets:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._characters = 0
 
-    def push(self, token: int) -> int:
-        """The place of the next token."""
-        begin = self._characters
-        self._characters += len(self._decoder.decode(self._vocabulary.in_text(token)))
+    def push(self, token: int, *, special: bool = False) -> int:
+        """The place of the next token; ``special``: special tokens are text too, as they are in a prompt."""
+        begin, vocabulary = self._characters, self._vocabulary
+        self._characters += len(self._decoder.decode((vocabulary.bytes_of if special else vocabulary.in_text)(token)))
         return begin

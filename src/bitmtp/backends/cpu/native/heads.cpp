@@ -85,7 +85,8 @@ std::vector<Output> OutputHeads::run(const std::vector<PlacedRow>& pass, const B
     });
     run_chain(request);
     for (int index = 0; index < count; ++index) {
-        output(index).raw = raw(index)[output(index).token];
+        const int target = placed(index).row.target;
+        output(index).raw = raw(index)[target < 0 ? output(index).token : target];
         output(index).total = double(statistics_[index].max) + std::log(double(statistics_[index].z));
     }
     return std::move(outputs_);

@@ -19,7 +19,7 @@ struct Output {
     std::int32_t token = -1;
     float probability = 0;
     float entropy = 0;
-    float raw = 0;                 ///< logit of the token
+    float raw = 0;                 ///< logit of the row's target, or of the token
     double total = 0;              ///< logarithm of the sum of e^logit
     std::vector<Alternative> top;  ///< best first
 };

@@ -30,11 +30,13 @@ struct Pass {
         const bool own = text.sampling.penalised() || !text.masks.empty();
         int shared = -1;
         for (int i = 0; i < text.text.plan.width; ++i) {
-            const core::Row row = row_of(text.text, i);
-            if (row.head != core::HEAD_NONE && (own || shared < 0)) shared = choose(text, row, i);
+            const core::Row row = text.row(i);
+            const int target = text.target(i);
+            const bool chooses = row.head != core::HEAD_NONE && target < 0;
+            if (chooses && (own || shared < 0)) shared = choose(text, row, i);
             const bool windowed = row.window.recent > 0;
             rows.push_back({text.sequence, row.token, row.position, row.visible, row.from, Head(row.head), windowed,
-                            row.window.sinks, row.window.recent, row.head == core::HEAD_NONE ? -1 : shared});
+                            row.window.sinks, row.window.recent, chooses ? shared : -1, target});
         }
         request.top = std::max({request.top, text.ranks(), text.top});
     }

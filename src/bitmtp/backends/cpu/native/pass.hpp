@@ -25,6 +25,7 @@ struct Row {
     int sinks = 0;
     int recent = 0;
     int choice = -1;  ///< index of its Choice; -1: greedy
+    int target = -1;  ///< whose logit is reported; -1: that of the token it chooses
 };
 
 /// A sequence: its K/V, and its rows of the last pass, which lie behind the history.
