@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import tempfile
 import zlib
@@ -121,8 +122,11 @@ def read_config(path: Path) -> ModelConfig:
     Raises:
         CheckpointError: no such folder or file, or a config this reader does not accept.
     """
+    if (found := _convertible(path)) is not None:
+        kind, source = found
+        raise CheckpointError(f"{path}: {kind}, not a checkpoint; make one of it: {_conversion(source)}")
     if path.is_file():
-        raise CheckpointError(f"{path}: a file; a model is a folder, which `bitmtp convert` makes of a .gguf file")
+        raise CheckpointError(f"{path}: a file; give the folder that holds the model's config.json")
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such model folder; give a folder that holds config.json")
     file = path / "config.json"
@@ -132,6 +136,25 @@ def read_config(path: Path) -> ModelConfig:
         raise CheckpointError(f"{file}: cannot be read ({error.strerror}); a checkpoint folder must hold it") from None
     except (ConfigError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file}: {error}") from None
+
+
+def _convertible(path: Path) -> tuple[str, Path] | None:
+    """What ``bitmtp convert`` could read there: what it is, and its place; None where there is nothing of that kind."""
+    if path.is_file():
+        return ("a GGUF file", path) if path.suffix == ".gguf" else None
+    try:
+        data = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        files = sorted(path.glob("*.gguf"))
+        return ("a folder of GGUF files", files[0]) if files else None
+    published = isinstance(data, dict) and "format" not in data and ("model_type" in data or "architectures" in data)
+    return ("a Hugging Face folder", path) if published else None
+
+
+def _conversion(source: Path) -> str:
+    """The command that converts it, into a new folder of the working directory."""
+    name = source.stem if source.is_file() else source.resolve().name
+    return f"`{shlex.join(['bitmtp', 'convert', str(source), f'{name}-bitmtp'])}`"
 
 
 def read(path: str | Path) -> Checkpoint:

@@ -150,3 +150,21 @@ def test_the_resident_loop_is_compared_with_the_host_s(
     told = capsys.readouterr().out
     assert re.findall(r"(.*): [\d.]+ x", told) == ["autoregressive", "speculative D=6"]
     assert script("resident.py", *given[:-4], "--prompts", "nowhere") == 2
+
+
+def test_passes_in_detail(
+    script: Script,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("bitmtp.benchmark.widths.PASSES_PER_ROUND", 1)
+    record = tmp_path / "passes.json"
+    given = ["--model", tiny_model, "--backend", "reference", "--history", "16", "--max-tokens", "4", "--rounds", "1"]
+    assert script("passes.py", *given, "--kernels", "--json", record) == 0
+    found = json.loads(record.read_text(encoding="utf-8"))
+    assert [cost["width"] for cost in found["passes"]["costs"]] == [1, 2, 4, 8, 9, 16, 32]
+    assert [each["prompt"] for each in found["profile"]["first_token"]] == [64]
+    assert "Time to the first token" in capsys.readouterr().out
+    assert script("passes.py", *given[:4], "--history", "500") == 2

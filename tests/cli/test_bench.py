@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bitmtp import __version__
 from bitmtp.benchmark import shapes
-from bitmtp.core.topology import NAMED
+from bitmtp.benchmark.busy import Reading, Watch
+from bitmtp.benchmark.expect import EXPECTED, Expectation
+from bitmtp.benchmark.policies import PolicyFigures
+from bitmtp.cli.bench_tables import takeaway
+from bitmtp.core.policies import make_policy
 from bitmtp.engine import Result
 
 from .conftest import Command
 
-QUICK = ["--max-tokens", "12", "--rounds", "1", "--history", "16"]
+QUICK = ["--max-tokens", "12"]
 
 
 @pytest.fixture(autouse=True)
 def _few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bitmtp.benchmark.widths.PASSES_PER_ROUND", 1)
+    monkeypatch.setattr("bitmtp.cli.bench.ROUNDS", 1)
+    monkeypatch.setattr("bitmtp.cli.bench.HISTORY", 16)
+    monkeypatch.setattr(Watch, "reading", lambda _: Reading(2, 0.0, 0.0))
 
 
 @pytest.fixture
@@ -48,6 +56,10 @@ def test_policies_and_record(bitmtp: Command, model_flags: list[str], prompts: P
     assert found["environment"]["bitmtp"] == __version__
     assert found["passes"] is None
     assert "speculative D=4" in ran.out
+    base = found["policies"][0]["tokens_per_second"]
+    for each in found["policies"]:
+        assert each["ratio"] == pytest.approx(each["tokens_per_second"] / base), "no ratio that the rates contradict"
+    assert ran.out.splitlines()[-1].startswith("On this machine: `")
 
 
 def test_widths(bitmtp: Command, model_flags: list[str], tmp_path: Path) -> None:
@@ -60,16 +72,35 @@ def test_widths(bitmtp: Command, model_flags: list[str], tmp_path: Path) -> None
     assert passes["decoded_tokens_per_second"] > 0
     assert "width" in ran.out
     assert "Policies" not in ran.out
+    assert "tokens a second without drafts" in ran.out.splitlines()[-1]
 
 
-def test_profile(bitmtp: Command, model_flags: list[str], tmp_path: Path) -> None:
-    record = tmp_path / "record.json"
-    ran = bitmtp("bench", *model_flags, *QUICK, "--profile", "--json", record)
-    assert (ran.code, ran.err) == (0, "")
-    found = json.loads(record.read_text(encoding="utf-8"))
-    assert [each["prompt"] for each in found["profile"]["first_token"]] == [64]
-    assert found["policies"] is None
-    assert "Time to the first token" in ran.out
+def test_others_at_work_are_named(bitmtp: Command, model_flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watch, "reading", lambda _: Reading(2, 0.9, 0.0))
+    ran = bitmtp("bench", *model_flags, *QUICK, "--widths")
+    assert ran.code == 0
+    assert "other processes took 0.9 of 2 cores meanwhile" in ran.err
+
+
+def _figures(name: str, rate: float, ratio: float, block_size: int | None = None) -> PolicyFigures:
+    return PolicyFigures(make_policy(name, 16, block_size=block_size), rate, ratio, 1.0, 1.0, 0.5, 9, (), "", 0)
+
+
+@pytest.mark.parametrize(
+    ("figures", "line"),
+    [
+        (
+            [("speculative", 450.0, 1.5), ("auto", 480.0, 1.6), ("confidence", 900.0, 3.0)],
+            "`auto`, 1.60 × autoregressive decoding (480 against 300 tokens a second), the same texts",
+        ),
+        ([("auto", 480.0, 1.6, 4), ("auto", 450.0, 1.5, 8)], "`auto` with blocks of 4, 1.60 ×"),
+        ([("auto", 303.0, 1.01)], "`autoregressive`, 300 tokens a second; drafting gains nothing"),
+        ([("confidence", 900.0, 3.0)], "`autoregressive`, 300 tokens a second; drafting gains nothing"),
+    ],
+)
+def test_the_last_line_says_what_to_take_from_it(figures: list[Any], line: str) -> None:
+    others = [_figures(*each) for each in figures]
+    assert takeaway(None, [_figures("autoregressive", 300.0, 1.0), *others]).startswith(f"On this machine: {line}")
 
 
 def test_a_shape_needs_no_model(bitmtp: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +116,7 @@ def test_a_shape_needs_no_model(bitmtp: Command, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(shapes, "SHAPES", {"smollm2-135m": small})
     ran = bitmtp("bench", "--shape", "smollm2-135m", "--backend", "reference", *QUICK)
     assert (ran.code, ran.err) == (0, "")
-    assert "tok/s decoding" in ran.out
+    assert "tokens a second without drafts" in ran.out
     assert "Policies" not in ran.out
 
 
@@ -114,11 +145,36 @@ def test_info(bitmtp: Command, model_flags: list[str], tiny_model: Path) -> None
         assert words in ran.out
 
 
-def test_topologies_are_drawn(bitmtp: Command) -> None:
-    ran = bitmtp("info", "--topologies")
-    assert ran.code == 0
-    for shape in NAMED:
-        assert shape.drawing() in ran.out
+def test_info_of_a_named_folder_as_json(bitmtp: Command, tiny_model: Path) -> None:
+    ran = bitmtp("info", tiny_model, "--backend", "reference", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    found = json.loads(ran.out)
+    assert found["model"]["folder"] == str(tiny_model)
+    assert set(found) == {"model", "machine", "backends"}
+    assert "twice" in bitmtp("info", tiny_model, "--model", tiny_model).err
+
+
+@pytest.fixture
+def one_expected(monkeypatch: pytest.MonkeyPatch) -> Expectation:
+    made = Expectation("bonsai-4b", 1_000_000_000, 600_000_000, 20.0, 80.0, 2.5, 25e9)
+    monkeypatch.setattr("bitmtp.benchmark.expect.expect", lambda name, *_: replace(made, name=name))
+    return made
+
+
+def test_what_to_expect(bitmtp: Command, one_expected: Expectation) -> None:
+    ran = bitmtp("info", "--expect")
+    assert (ran.code, ran.err) == (0, "")
+    for words in (*EXPECTED, "1.00", "20.0", "at 25.0 GB/s"):
+        assert words in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 80
+    assert json.loads(bitmtp("info", "bonsai-4b", "--expect", "--json").out) == [asdict(one_expected)]
+
+
+def test_what_to_expect_of_something_else(bitmtp: Command, tiny_model: Path) -> None:
+    for given in ([tiny_model], ["--model", tiny_model], ["cube"]):
+        ran = bitmtp("info", "--expect", *given)
+        assert (ran.code, ran.out) == (2, "")
+        assert "bonsai-1.7b" in ran.err
 
 
 def test_version(bitmtp: Command) -> None:

@@ -91,7 +91,7 @@ def test_help_names_every_command(talk: Talk) -> None:
         ("/set temperature -1", "temperature"),
         ("/set max_tokens 0", "max_tokens"),
         ("/set policy telepathic", "telepathic"),
-        ("/set policy confidence\n/set min_prefix 2", "min_prefix"),
+        ("/set policy speculative\n/set tau 0.5", "tau"),
         ("/save", "file"),
         ("/load no/such/file", "no/such/file"),
     ],

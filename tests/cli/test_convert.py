@@ -50,7 +50,6 @@ def test_a_bar_in_a_terminal(source: Path, tmp_path: Path, terminal: Callable[..
     ("flags", "word"),
     [
         (["--embedding-bits", "4"], "--embedding-bits"),
-        (["--activation-scale", "column"], "--activation-scale"),
         (["--tokenizer", "nowhere"], "nowhere"),
     ],
 )

@@ -30,7 +30,6 @@ def check(ran: Ran, *words: str) -> None:
         (["--policy", "confidence", "--tau", "nan"], ["tau"]),
         (["--block-size", "17"], ["17", "16"]),
         (["--block-size", "0"], ["block size"]),
-        (["--policy", "hybrid", "--block-size", "4", "--min-prefix", "5"], ["min_prefix", "5", "4"]),
         (["--tau", "0.5"], ["tau", "auto"]),
         (["--policy", "autoregressive", "--block-size", "4"], ["block_size", "autoregressive"]),
         (["--max-tokens", "0"], ["max_tokens"]),
@@ -71,10 +70,38 @@ def test_missing_model(bitmtp: Command, tmp_path: Path) -> None:
     check(bitmtp("info", "--model", tmp_path / "nowhere"), "nowhere")
 
 
-@pytest.mark.parametrize("command", [["generate", "Hello"], ["info"], ["serve"]])
-def test_a_gguf_file_is_no_model_folder(bitmtp: Command, tmp_path: Path, command: list[str]) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    check(bitmtp(*command, "--model", tmp_path / "m.gguf"), "m.gguf: a file", "bitmtp convert")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["generate", "Hello"],
+        ["chat"],
+        ["info"],
+        ["serve"],
+        ["bench"],
+        ["tune"],
+        ["eval", "--tasks", ""],
+        ["study", "--data", "questions"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_model_to_convert_is_told_how(
+    bitmtp: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setattr("bitmtp.cli.study._requests", lambda _: ())
+    file, folder = tmp_path / "my model.gguf", tmp_path / "hub"
+    file.write_bytes(b"GGUF")
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "qwen3", "architectures": []}', encoding="utf-8")
+    check(bitmtp(*command, "--model", file), "a GGUF file", f"`bitmtp convert '{file}' 'my model-bitmtp'`")
+    check(bitmtp(*command, "--model", folder), "a Hugging Face folder", f"`bitmtp convert {folder} hub-bitmtp`")
+    check(
+        bitmtp(*command, "--model", tmp_path), "a folder of GGUF files", f"`bitmtp convert '{file}' 'my model-bitmtp'`"
+    )
+
+
+def test_a_file_is_no_model_folder(bitmtp: Command, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    check(bitmtp("info", "--model", tmp_path / "model.safetensors"), "a file", "give the folder")
 
 
 def test_cut_off_weights(bitmtp: Command, tiny_model: Path, tmp_path: Path) -> None:
@@ -107,15 +134,16 @@ def test_unknown_command(bitmtp: Command) -> None:
         (["--shape", "sphere"], "sphere"),
         (["--limit", "3"], "--prompts"),
         (["--block-size", "4,x"], "'x'"),
-        (["--policy", "speculative", "--tau", "0.5"], "tau"),
+        (["--widths", "--prompts", "missing.jsonl"], "--widths"),
         (["--policy", "telepathic"], "telepathic"),
         (["--json", "no/such/folder/file.json"], "no/such/folder"),
-        (["--widths", "--history", "500"], "--history"),
+        (["--widths", "--max-tokens", "600"], "--max-tokens"),
     ],
 )
 def test_bench_refuses(bitmtp: Command, tiny_model: Path, arguments: list[str], word: str) -> None:
     model = [] if "--shape" in arguments else ["--model", str(tiny_model)]
-    check(bitmtp("bench", "--backend", "reference", "--max-tokens", "4", *model, *arguments), word)
+    short = [] if "--max-tokens" in arguments else ["--max-tokens", "4"]
+    check(bitmtp("bench", "--backend", "reference", *short, *model, *arguments), word)
 
 
 def test_training_without_its_extra(bitmtp: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_lossless_policies_write_the_same_text(bitmtp: Command, model_flags: lis
 
     autoregressive = ids("--policy", "autoregressive")
     assert ids() == autoregressive
-    assert ids("--policy", "speculative", "--block-size", "3", "--verify-bound", "0") == autoregressive
+    assert ids("--policy", "speculative", "--block-size", "3") == autoregressive
 
 
 def test_every_flag_reaches_the_engine(bitmtp: Command, model_flags: list[str], requests: list[Request]) -> None:
@@ -61,10 +61,10 @@ def test_every_flag_reaches_the_engine(bitmtp: Command, model_flags: list[str], 
     }  # fmt: skip
     given = [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     given += ["--logit-bias", "2=-9000", "--logit-bias", "9=1.5", "--stop", "a", "--stop", "bc", "--seed", "7"]
-    given += ["--policy", "hybrid", "--block-size", "6", "--tau", "0.4", "--min-prefix", "2", "--verify-bound", "0.3"]
+    given += ["--policy", "hybrid", "--block-size", "6", "--tau", "0.4"]
     ran = bitmtp("generate", "Go", *model_flags, *given, "--max-tokens", "5", "--no-chat-template")
     sampling = Sampling(**flags, logit_bias=((2, -9000.0), (9, 1.5)))  # type: ignore[arg-type]
-    policy = make_policy("hybrid", 16, block_size=6, tau=0.4, min_prefix=2, verify_bound=0.3)
+    policy = make_policy("hybrid", 16, block_size=6, tau=0.4)
     assert ran.code == 0
     assert requests == [Request("Go", 5, policy, sampling, seed=7, stop=("a", "bc"))]
 

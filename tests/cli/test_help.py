@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from bitmtp.benchmark.shapes import SHAPES
 from bitmtp.cli.app import app
 from bitmtp.cli.examples import EXAMPLES, START
 from bitmtp.core.policies import POLICIES
@@ -43,11 +44,24 @@ def test_summaries_are_whole_sentences(bitmtp: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "choices"), [("policy", set(POLICIES)), ("backend", {"auto", "cpu", "cuda", "reference"})]
+    ("command", "option", "choices"),
+    [
+        ("generate", "policy", set(POLICIES)),
+        ("generate", "backend", {"auto", "cpu", "cuda", "reference"}),
+        ("bench", "shape", set(SHAPES)),
+        ("convert", "embedding-bits", {"16", "8"}),
+        ("train", "method", {"joint", "autoregressive", "masks", "medusa"}),
+    ],
 )
-def test_choices_are_shown(bitmtp: Command, option: str, choices: set[str]) -> None:
-    [shown] = re.findall(rf"--{option} <(.*)>", bitmtp("generate", "-h").out)
+def test_choices_are_shown(bitmtp: Command, command: str, option: str, choices: set[str]) -> None:
+    [shown] = re.findall(rf"--{option} <(.*)>", bitmtp(command, "-h").out)
     assert set(shown.split("|")) == choices
+
+
+@pytest.mark.parametrize("command", ["bench", "eval", "study"])
+def test_policies_of_a_list_are_named(bitmtp: Command, command: str) -> None:
+    [shown] = re.findall(r"--policy <str>(.*?)\n  --", bitmtp(command, "-h").out, re.DOTALL)
+    assert all(name in shown for name in POLICIES if name != "autoregressive")
 
 
 @pytest.mark.parametrize(

@@ -44,14 +44,6 @@ def test_json_round_trip(shape: Topology) -> None:
     assert Topology.from_json(shape.to_json()) == shape
 
 
-@given(topologies() | st.sampled_from(NAMED))
-def test_a_drawing_names_every_node_once(shape: Topology) -> None:
-    name, *lines = shape.drawing().split("\n")
-    words = "─".join(line.lstrip(" │").removeprefix("├─").removeprefix("└─") for line in lines).split("─")
-    assert name == shape.name
-    assert len([word for word in words if word]) == shape.width
-
-
 def test_the_plain_block() -> None:
     shape = block(4)
     assert [node.depth for node in shape.nodes] == [1, 2, 3]
@@ -65,7 +57,6 @@ def test_a_spine() -> None:
     places = [(node.depth, node.rank, node.parent) for node in shape.nodes]
     assert places == [(1, 0, None), (2, 0, 0), (3, 0, 1), (2, 1, 0), (2, 2, 0), (3, 1, 1)]
     assert (shape.depth, shape.ranks) == (3, 3)
-    assert shape.drawing().split("\n")[1:] == ["└─d1", "  ├─d2", "  │ ├─d3", "  │ └─d3.1", "  ├─d2.1", "  └─d2.2"]
 
 
 def test_shared_beginnings_are_one_node() -> None:

@@ -57,9 +57,7 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
 
 def test_lossy_policies_are_calibrated(tmp_path: Path) -> None:
     tuning = Tuning(CostTable((1, 8), (1.0, 2.0)), Calibration((0.5,), (1.0,)))
-    profile = replace(
-        PROFILE, policy="confidence", verify_bound=None, tau=0.9, tuning=tuning, trees=[], acceptance=[[0.5]]
-    )
+    profile = replace(PROFILE, policy="confidence", verify_bound=None, tau=0.9, tuning=tuning)
     profile.write(tmp_path / "profile.json")
     assert Profile.read(tmp_path / "profile.json") == profile
     assert profile.make_policy(16).calibration == tuning.calibration

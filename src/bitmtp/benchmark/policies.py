@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -13,42 +13,28 @@ from bitmtp.core.policies import POLICIES, make_policy
 from bitmtp.core.policy import Policy
 from bitmtp.core.stats import Stats
 from bitmtp.engine import Engine, Request
-from bitmtp.errors import RequestError
 
 WARM_UP_TOKENS = 8
+WORTH = 1.02  # × autoregressive decoding: with less than that, drafting is not worth its trouble
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to compare: every policy named, with each block size; options that are None take the policy's default."""
+    """What to compare: every policy named, with each block size; without one, with its own."""
 
     names: tuple[str, ...] = tuple(POLICIES)
     block_sizes: tuple[int, ...] = ()
-    tau: float | None = None
-    min_prefix: int | None = None
-    verify_bound: float | None = None
 
     def policies(self, model_block_size: int) -> list[Policy]:
         """The policies, autoregressive decoding first.
 
         Raises:
-            RequestError: a value is out of range, or no policy named has a meaning for it.
+            RequestError: a policy is unknown, or a block size is out of range.
         """
-        made = [make_policy("autoregressive", model_block_size)]
-        options = {"tau": self.tau, "min_prefix": self.min_prefix, "verify_bound": self.verify_bound}
-        used: set[str] = set()
-        for name in self.names:
-            if name == "autoregressive":
-                continue
-            known = inspect.signature(POLICIES[name]).parameters if name in POLICIES else {}
-            used |= set(known)
-            own = {option: value for option, value in options.items() if option in known}
-            sizes = self.block_sizes or (None,)
-            made += [make_policy(name, model_block_size, block_size=size, **own) for size in sizes]
-        for option, value in options.items():
-            if value is not None and option not in used:
-                raise RequestError(f"{option} has no meaning under {', '.join(self.names)}; leave it out")
-        return made
+        others = [name for name in self.names if name != "autoregressive"]
+        sizes = self.block_sizes or (None,)
+        drafting = [make_policy(name, model_block_size, block_size=size) for name in others for size in sizes]
+        return [make_policy("autoregressive", model_block_size), *drafting]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +42,9 @@ class PolicyFigures:
     """What one policy did.
 
     Attributes:
-        tokens_per_second: median over rounds of decoded tokens ÷ decoding time, first tokens and prefill left out.
-        ratio: median over rounds of its tokens a second ÷ autoregressive decoding's in the same round.
+        tokens_per_second: decoded tokens ÷ decoding time, first tokens and prefill left out; the time of each text is
+            the median of its rounds.
+        ratio: its tokens a second ÷ autoregressive decoding's of the same prompts, which took turns with it.
         tokens_per_iteration: committed tokens ÷ iterations.
         mismatches: prompts (by number, from 0) whose token ids differ from autoregressive decoding's.
         digest: of the token ids of all texts: equal where all of them are.
@@ -86,16 +73,17 @@ class _Tally:
     """Running sums of one policy over prompts and rounds."""
 
     policy: Policy
-    rates: list[float] = field(default_factory=list)  # of complete rounds
     stats: Stats = field(default_factory=Stats)
     mismatches: set[int] = field(default_factory=set)
     digest: Any = field(default_factory=hashlib.sha256)
-    tokens: int = 0  # of the current round
-    seconds: float = 0.0
+    tokens: dict[int, int] = field(default_factory=dict)  # by prompt
+    seconds: defaultdict[int, list[float]] = field(
+        default_factory=lambda: defaultdict(list)
+    )  # by prompt: of each round
 
-    def add(self, stats: Stats, seconds: float) -> None:
-        self.tokens += stats.tokens
-        self.seconds += seconds
+    def add(self, number: int, stats: Stats, seconds: float) -> None:
+        self.tokens[number] = stats.tokens
+        self.seconds[number].append(seconds)
         total = self.stats
         total.passes += stats.passes
         total.graph_replays += stats.graph_replays
@@ -104,9 +92,11 @@ class _Tally:
         total.accepted += stats.accepted
         total.lengths.update(stats.lengths)
 
-    def end_round(self) -> None:
-        self.rates.append(self.tokens / self.seconds if self.seconds else 0.0)
-        self.tokens, self.seconds = 0, 0.0
+    @property
+    def rate(self) -> float:
+        """Tokens a second; a text of one token takes no time."""
+        seconds = sum(median(times) for times in self.seconds.values())
+        return sum(self.tokens.values()) / seconds if seconds else 0.0
 
 
 def compare(
@@ -133,34 +123,31 @@ def compare(
             for place in range(len(policies)):
                 # The order rotates, so that a machine that slows down slows every policy alike.
                 index = (place + turn + number) % len(policies)
-                ids[index] = _run(engine, Request(prompt, max_tokens, policies[index]), tallies[index])
+                ids[index] = _run(engine, Request(prompt, max_tokens, policies[index]), number, tallies[index])
                 tick()
             for index, tally in enumerate(tallies):
                 if ids[index] != ids[0]:
                     tally.mismatches.add(number)
-        for tally in tallies:
-            tally.end_round()
     return [_figures(tally, tallies[0]) for tally in tallies]
 
 
-def _run(engine: Engine, request: Request, tally: _Tally) -> list[int]:
+def _run(engine: Engine, request: Request, number: int, tally: _Tally) -> list[int]:
     """Token ids of one text; its figures go to the tally."""
     with engine.session() as session:
         generation = session.generate(request)
         for _ in generation:
             pass
     result = generation.result
-    tally.add(generation.text.stats, result.tpot_ms * (result.num_tokens - 1) / 1e3)
+    tally.add(number, generation.text.stats, result.tpot_ms * (result.num_tokens - 1) / 1e3)
     tally.digest.update(repr(result.token_ids).encode())
     return result.token_ids
 
 
 def _figures(tally: _Tally, baseline: _Tally) -> PolicyFigures:
-    ratios = [rate / base for rate, base in zip(tally.rates, baseline.rates, strict=True) if base]
     return PolicyFigures(
         policy=tally.policy,
-        tokens_per_second=median(tally.rates),
-        ratio=median(ratios) if ratios else 0.0,
+        tokens_per_second=tally.rate,
+        ratio=tally.rate / baseline.rate if baseline.rate else 0.0,
         tokens_per_iteration=tally.stats.mean_acceptance_length,
         tokens_per_pass=tally.stats.tokens_per_pass,
         draft_acceptance_rate=tally.stats.draft_acceptance_rate,

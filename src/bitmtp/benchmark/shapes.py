@@ -35,6 +35,16 @@ SHAPES: Mapping[str, ModelConfig] = {
     "bonsai-4b": ModelConfig(
         hidden_size=2560, intermediate_size=9728, num_layers=36, num_heads=32, **_BONSAI, **_COMMON
     ),
+    # Qwen3-8B, whose head is a matrix of its own.
+    "bonsai-8b": ModelConfig(
+        hidden_size=4096,
+        intermediate_size=12_288,
+        num_layers=36,
+        num_heads=32,
+        tie_embeddings=False,
+        **_BONSAI,
+        **_COMMON,
+    ),
     # microsoft/bitnet-b1.58-2B-4T (arXiv:2504.12285), its embedding at 8 bits.
     "bitnet-2b": ModelConfig(
         vocab_size=128_256,

@@ -35,7 +35,6 @@ class PassCosts:
         history: positions before the pass.
         bytes: of weights and K/V that a pass of one row reads; 0 if the backend does not say.
         memory_speed: bytes a second of a large copy on the device, read and written; None: not measured.
-        implied_tokens_per_second: autoregressive, if nothing but the passes took time.
         decoded_tokens_per_second: autoregressive decoding as measured, from the same history on.
     """
 
@@ -43,7 +42,6 @@ class PassCosts:
     bytes: int
     memory_speed: float | None
     costs: tuple[WidthCost, ...]
-    implied_tokens_per_second: float
     decoded_tokens_per_second: float
 
 
@@ -117,4 +115,4 @@ def _summary(backend: Backend, history: int, times: dict[int, list[float]], rate
     medians = {width: median(values) for width, values in times.items()}
     costs = tuple(WidthCost(width, value, value / medians[1]) for width, value in medians.items())
     moved, speed = pass_bytes(backend, history), memory_speed(backend)
-    return PassCosts(history, moved, speed, costs, 1e3 / medians[1], median(rates))
+    return PassCosts(history, moved, speed, costs, median(rates))

@@ -6,23 +6,27 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Option
 
 from bitmtp.cli.options import ModelOptions, with_options
 from bitmtp.cli.progress import progress
-from bitmtp.cli.render import policy_label, print_facts
+from bitmtp.cli.render import policy_label
 from bitmtp.errors import RequestError
 
 if TYPE_CHECKING:
     from bitmtp.backends.base import Backend
+    from bitmtp.benchmark.busy import Reading
     from bitmtp.benchmark.policies import PolicyFigures, Settings
-    from bitmtp.benchmark.profile import Profile
     from bitmtp.benchmark.widths import PassCosts
     from bitmtp.core.policy import Policy
     from bitmtp.engine import Engine
+
+Shape = Literal["smollm2-135m", "bonsai-1.7b", "bonsai-4b", "bonsai-8b", "bitnet-2b"]
+HISTORY = 256  # positions before the passes that are timed
+ROUNDS, MANY_PROMPTS = 3, 16  # many prompts make up for fewer rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +41,20 @@ class BenchOptions:
     ] = None
     limit: Annotated[int | None, Option(min=1, help="Use the first N prompts.")] = None
     max_tokens: Annotated[int, Option(min=2, help="Most tokens of a text.")] = 256
-    rounds: Annotated[int, Option(min=1, help="Rounds that medians are taken over.")] = 3
-    policy: Annotated[str | None, Option(help="Policies to compare, such as speculative,hybrid; default: all.")] = None
+    policy: Annotated[
+        str | None, Option(help="Of speculative, auto, confidence and hybrid, such as auto,hybrid; default: all.")
+    ] = None
     block_size: Annotated[str | None, Option(help="Block sizes to compare, such as 4,8.")] = None
-    tau: Annotated[float | None, Option(help="τ of confidence and hybrid.")] = None
-    min_prefix: Annotated[int | None, Option(help="Shortest confident prefix of hybrid.")] = None
-    verify_bound: Annotated[float | None, Option(help="Joint probability from which proposals are verified.")] = None
-    widths: Annotated[bool, Option("--widths", help="Measure the cost of a pass by width.")] = False
-    history: Annotated[int, Option(min=1, help="Positions before the pass, with --widths.")] = 256
-    profile: Annotated[
-        bool, Option("--profile", help="Where time goes: kernels of a pass, parts of the time to the first token.")
-    ] = False
-    shape: Annotated[str | None, Option(help="Random weights: bonsai-1.7b, bonsai-4b, bitnet-2b or smollm2-135m.")] = (
-        None
-    )
+    widths: Annotated[bool, Option("--widths", help="Measure the cost of a pass by width only.")] = False
+    shape: Annotated[Shape | None, Option(help="Passes of a well-known model's size, with random weights.")] = None
     json: Annotated[str | None, Option(metavar="FILE", help="Write the figures and the environment to a file.")] = None
 
     def check(self, model: ModelOptions) -> None:
         """Refuse what contradicts itself before anything slow begins."""
         if self.shape is not None and (self.prompts is not None or model.model is not None):
             raise RequestError("a shape has random weights: leave out --prompts and --model")
+        if self.widths and self.prompts is not None:
+            raise RequestError("--widths times passes, not texts: leave out --prompts")
         if self.prompts is None and (self.template is not None or self.limit is not None):
             raise RequestError("--template and --limit need --prompts")
         if self.json is not None and not Path(self.json).absolute().parent.is_dir():
@@ -67,10 +65,7 @@ class BenchOptions:
         from bitmtp.benchmark.policies import Settings
 
         names = {"names": tuple(_split(self.policy))} if self.policy else {}
-        sizes = tuple(_whole(size) for size in _split(self.block_size or ""))
-        return Settings(
-            block_sizes=sizes, tau=self.tau, min_prefix=self.min_prefix, verify_bound=self.verify_bound, **names
-        )
+        return Settings(block_sizes=tuple(_whole(size) for size in _split(self.block_size or "")), **names)
 
 
 @dataclass(slots=True)
@@ -81,45 +76,40 @@ class _Measured:
     backend: Backend
     costs: PassCosts | None = None
     figures: list[PolicyFigures] | None = None
-    profile: Profile | None = None
+    rounds: int = ROUNDS
 
 
 @with_options
 def bench(*, model: ModelOptions, options: BenchOptions) -> None:
     """Compare policies and pass widths.
 
-    Without --prompts, --widths, --profile or --shape: built-in prompts and widths, on the model. The exit
-    code is 1 if a lossless policy changed a text.
+    Without --prompts, --widths or --shape: built-in prompts and widths, on the model. The exit code is 1 if a
+    lossless policy changed a text.
     """
+    from bitmtp.benchmark.busy import Watch
+
     options.check(model)
+    watch = Watch()
     measured = _measure_shape(model, options) if options.shape else _measure_model(model, options)
-    _report(measured, options)
+    _report(measured, options, watch.reading())
     _check_lossless(measured.figures or [])
 
 
 def _measure_shape(model: ModelOptions, options: BenchOptions) -> _Measured:
     backend = _random_backend(model, options)
-    measured = _Measured(options.shape or "", backend)
-    if options.profile:
-        measured.profile = _profile(backend, _shape_context(options), options)
-    if options.widths or not options.profile:
-        measured.costs = _measure_widths(backend, options)
-    return measured
+    return _Measured(options.shape or "", backend, costs=_measure_widths(backend, HISTORY, options))
 
 
 def _measure_model(model: ModelOptions, options: BenchOptions) -> _Measured:
     engine = model.load()
     measured = _Measured(Path(model.model or "shipped model").name, engine.backend)
-    chosen = options.widths or options.profile
-    comparison = _comparison(engine, options) if options.prompts is not None or not chosen else None
-    if options.profile:
-        _check_context(engine.context, options)
-        measured.profile = _profile(engine.backend, engine.context, options)
-    if options.widths or (options.prompts is None and not chosen):
-        _check_context(engine.context, options)
-        measured.costs = _measure_widths(engine.backend, options)
+    comparison = None if options.widths else _comparison(engine, options)
+    if options.prompts is None:
+        measured.costs = _measure_widths(engine.backend, _history(engine.context, options), options)
     if comparison is not None:
-        measured.figures = _compare_policies(engine, *comparison, options)
+        prompts, policies = comparison
+        measured.rounds = 1 if len(prompts) >= MANY_PROMPTS else ROUNDS
+        measured.figures = _compare_policies(engine, prompts, policies, measured.rounds, options.max_tokens)
     return measured
 
 
@@ -137,37 +127,28 @@ def _whole(text: str) -> int:
 def _random_backend(model: ModelOptions, options: BenchOptions) -> Backend:
     from bitmtp.backends import load_backend
     from bitmtp.benchmark.shapes import random_model
-
-    checkpoint = random_model(options.shape or "")
-    context = model.context or checkpoint.config.max_position
-    _check_context(context, options)
-    context = _shape_context(options)
-    return load_backend(model.backend, checkpoint, threads=model.threads, context=context, draft_head=model.draft_head)
-
-
-def _shape_context(options: BenchOptions) -> int:
-    """Positions that a shape's measurements use; a profile's prompts are as long as they may be."""
-    from bitmtp.benchmark.profile import PROMPTS
     from bitmtp.benchmark.widths import needed_context
 
-    needed = needed_context(options.history, options.max_tokens)
-    return max(needed, PROMPTS[-1] + 1) if options.profile else needed
+    checkpoint, context = random_model(options.shape or ""), needed_context(HISTORY, options.max_tokens)
+    if context > (model.context or checkpoint.config.max_position):
+        raise RequestError(f"passes and texts need a context of {context}; raise --context or lower --max-tokens")
+    return load_backend(model.backend, checkpoint, threads=model.threads, context=context)
 
 
-def _check_context(context: int, options: BenchOptions) -> None:
+def _history(context: int, options: BenchOptions) -> int:
+    """As many positions before a pass as the context has room for."""
     from bitmtp.benchmark.widths import needed_context
 
-    if (needed := needed_context(options.history, options.max_tokens)) > context:
-        raise RequestError(f"history and text need a context of {needed}, it is {context}; lower --history")
+    if (room := context - needed_context(0, options.max_tokens)) < 1:
+        raise RequestError(f"a context of {context} has no room for {options.max_tokens} tokens; lower --max-tokens")
+    return min(HISTORY, room)
 
 
-def _measure_widths(backend: Backend, options: BenchOptions) -> PassCosts:
+def _measure_widths(backend: Backend, history: int, options: BenchOptions) -> PassCosts:
     from bitmtp.benchmark.widths import measure_passes
 
-    with progress("widths", options.rounds) as tick:
-        return measure_passes(
-            backend, history=options.history, tokens=options.max_tokens, rounds=options.rounds, tick=tick
-        )
+    with progress("widths", ROUNDS) as tick:
+        return measure_passes(backend, history=history, tokens=options.max_tokens, rounds=ROUNDS, tick=tick)
 
 
 def _comparison(engine: Engine, options: BenchOptions) -> tuple[list[list[int]], list[Policy]]:
@@ -185,54 +166,47 @@ def _prompts(engine: Engine, options: BenchOptions) -> list[list[int]]:
 
 
 def _compare_policies(
-    engine: Engine, ids: list[list[int]], policies: list[Policy], options: BenchOptions
+    engine: Engine, ids: list[list[int]], policies: list[Policy], rounds: int, max_tokens: int
 ) -> list[PolicyFigures]:
     from bitmtp.benchmark.policies import compare
 
-    with progress("policies", options.rounds * len(ids) * len(policies)) as tick:
-        return compare(engine, ids, policies, max_tokens=options.max_tokens, rounds=options.rounds, tick=tick)
+    with progress("policies", rounds * len(ids) * len(policies)) as tick:
+        return compare(engine, ids, policies, max_tokens=max_tokens, rounds=rounds, tick=tick)
 
 
-def _profile(backend: Backend, context: int, options: BenchOptions) -> Profile:
-    from bitmtp.benchmark.profile import PROMPTS, measure_profile
-
-    with progress("profile", len(PROMPTS)) as tick:
-        return measure_profile(backend, context=context, history=options.history, rounds=options.rounds, tick=tick)
-
-
-def _report(measured: _Measured, options: BenchOptions) -> None:
+def _report(measured: _Measured, options: BenchOptions, meanwhile: Reading | None) -> None:
     from bitmtp.benchmark.environment import environment, peak_memory_mb
+    from bitmtp.cli.bench_tables import print_costs, print_machine, print_policies, takeaway
 
     where, backend = environment(), measured.backend
-    runs = {"backend": backend.name, **backend.describe()}
-    print_facts(measured.name, [("CPU", f"{where.cpu}, {where.cores} cores ({where.isa})"), *runs.items()])
-    _print_tables(measured, options)
+    print_machine(measured.name, where, backend)
+    if measured.costs is not None:
+        print_costs(measured.costs)
+    if measured.figures is not None:
+        print_policies(measured.figures, _kind(measured, options.max_tokens))
+    print(f"\n{takeaway(measured.costs, measured.figures)}")
+    if meanwhile is not None and meanwhile.busy:
+        print(f"bitmtp: note: {meanwhile} meanwhile; an idle machine is faster", file=sys.stderr)
     if options.json is not None:
         record: dict[str, Any] = {
             "model": measured.name,
-            "environment": asdict(where) | runs | {"peak_memory_mb": round(peak_memory_mb(), 1)},
+            "environment": asdict(where)
+            | {"backend": backend.name, **backend.describe(), "peak_memory_mb": round(peak_memory_mb(), 1)},
             "options": asdict(options),
+            "meanwhile": None if meanwhile is None else asdict(meanwhile),
             "passes": None if measured.costs is None else asdict(measured.costs),
             "policies": None if measured.figures is None else _policy_records(measured.figures),
-            "profile": None if measured.profile is None else asdict(measured.profile),
         }
         Path(options.json).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def _kind(measured: _Measured, max_tokens: int) -> str:
+    rounds = f", medians of {measured.rounds} rounds" if measured.rounds > 1 else ""
+    return f"greedy, the same prompts in turns, up to {max_tokens} tokens{rounds}"
+
+
 def _policy_records(figures: list[PolicyFigures]) -> list[dict[str, Any]]:
     return [asdict(each) | {"lossless": each.policy.lossless} for each in figures]
-
-
-def _print_tables(measured: _Measured, options: BenchOptions) -> None:
-    from bitmtp.cli.bench_tables import print_costs, print_policies, print_profile
-
-    texts = f"greedy, up to {options.max_tokens} tokens, medians of {options.rounds} rounds"
-    if measured.costs is not None:
-        print_costs(measured.costs)
-    if measured.profile is not None:
-        print_profile(measured.profile)
-    if measured.figures is not None:
-        print_policies(measured.figures, f"Policies ({texts})")
 
 
 def _check_lossless(figures: list[PolicyFigures]) -> None:

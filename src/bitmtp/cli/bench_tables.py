@@ -1,32 +1,35 @@
-"""The tables of ``bitmtp bench``."""
+"""What ``bitmtp bench`` prints."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bitmtp.cli.render import policy_label, print_table
+from bitmtp.cli.render import print_facts, print_table
 
 if TYPE_CHECKING:
-    from bitmtp.backends.cuda.profile import KernelTime
+    from bitmtp.backends.base import Backend
+    from bitmtp.benchmark.environment import Environment
     from bitmtp.benchmark.policies import PolicyFigures
-    from bitmtp.benchmark.profile import Profile
     from bitmtp.benchmark.widths import PassCosts
+
+CHECKED = 8  # proposals that a typical pass verifies
+
+
+def print_machine(name: str, where: Environment, backend: Backend) -> None:
+    """What was measured, and on what."""
+    runs = {key: value for key, value in backend.describe().items() if not key.endswith("bytes")}
+    facts = [("CPU", f"{where.cpu}, {where.cores} cores ({where.isa})"), ("backend", backend.name), *runs.items()]
+    print_facts(name, facts)
 
 
 def print_costs(costs: PassCosts) -> None:
     """The cost of a pass by its width."""
     rows = [[str(cost.width), f"{cost.milliseconds:.2f}", f"{cost.ratio:.2f}"] for cost in costs.costs]
     print()
-    print_table(
-        f"One pass by width (history {costs.history}, exact head on every row)", ["width", "ms", "× width 1"], rows
-    )
+    print_table(f"One pass by width, behind {costs.history} tokens", ["width", "ms", "× width 1"], rows)
     if costs.bytes:
         print(_traffic(costs))
-    print(
-        f"autoregressive: {costs.implied_tokens_per_second:.1f} tok/s implied by width 1, "
-        f"{costs.decoded_tokens_per_second:.1f} tok/s decoding"
-    )
 
 
 def _traffic(costs: PassCosts) -> str:
@@ -39,54 +42,53 @@ def _traffic(costs: PassCosts) -> str:
     return f"{line}; at a copy's {limit / 1e9:.0f} GB/s it would take {floor:.3f} ms ({speed / limit:.0%})"
 
 
-def print_profile(profile: Profile) -> None:
-    """Kernels of passes, where the backend knows them, and the time to the first token."""
-    for each in profile.passes:
-        print()
-        kind = "Draft" if each.masks else "Pass"
-        print_table(
-            f"{kind} of {each.width} rows, history {each.history}: {each.microseconds:.1f} us as a graph, "
-            f"{each.total:.1f} us its kernels class by class",
-            ["kernels", "launches", "us each", "us", "share", "MB", "GB/s"],
-            [_kernel_row(kernel, each.total) for kernel in each.kernels],
-        )
-    if not profile.passes:
-        print("\nThis backend runs a pass in one call: of its parts, only the head's time is known.")
-    print()
+def print_policies(figures: Sequence[PolicyFigures], kind: str) -> None:
+    """Policies against autoregressive decoding: the ratios are those of the rates beside them."""
     rows = [
         [
-            str(each.prompt),
-            f"{each.total:.2f}",
-            f"{each.prefill:.2f}",
-            f"{each.head:.3f}",
-            "in the head" if each.sampling is None else f"{each.sampling:.3f}",
-        ]
-        for each in profile.first_token
-    ]
-    print_table("Time to the first token, ms", ["prompt", "total", "prefill", "head", "sampling"], rows)
-
-
-def _kernel_row(kernel: KernelTime, total: float) -> list[str]:
-    row = [kernel.name, str(kernel.launches), f"{kernel.microseconds / kernel.launches:.2f}"]
-    row += [f"{kernel.microseconds:.1f}", f"{kernel.microseconds / total:.1%}"]
-    if not kernel.bytes:
-        return [*row, "-", "-"]
-    return [*row, f"{kernel.bytes / 1e6:.1f}", f"{kernel.bytes / kernel.microseconds / 1e3:.0f}"]
-
-
-def print_policies(figures: Sequence[PolicyFigures], title: str) -> None:
-    """Policies against autoregressive decoding."""
-    rows = [
-        [
-            policy_label(each.policy),
+            _label(each),
             f"{each.tokens_per_second:.1f}",
             f"{each.ratio:.2f}",
-            f"{each.tokens_per_iteration:.2f}",
             f"{each.tokens_per_pass:.2f}",
             f"{each.draft_acceptance_rate:.0%}" if each.policy.block_size > 1 else "-",
-            "yes" if each.policy.lossless else f"no ({len(each.mismatches)} texts differ)",
+            f"{len(each.mismatches)} differ" if each.mismatches else "the same",
         ]
         for each in figures
     ]
     print()
-    print_table(title, ["policy", "tok/s", "× AR", "tok/iter", "tok/pass", "accepted", "lossless"], rows)
+    columns = ["policy", "tok/s", "× AR", "tok/pass", "accepted", "texts"]
+    print_table(f"Policies against autoregressive decoding (AR)\n{kind}", columns, rows)
+
+
+def _label(figures: PolicyFigures) -> str:
+    policy = figures.policy
+    label = f"{policy.name} D={policy.block_size}" if policy.block_size > 1 else policy.name
+    return label if policy.lossless else f"{label}, lossy"
+
+
+def takeaway(costs: PassCosts | None, figures: Sequence[PolicyFigures] | None) -> str:
+    """What a person should take from it, in one line."""
+    if figures is not None:
+        return f"On this machine: {_best(figures)}"
+    assert costs is not None
+    ratio = next(cost.ratio for cost in costs.costs if cost.width == CHECKED)
+    return (
+        f"On this machine: {costs.decoded_tokens_per_second:.1f} tokens a second without drafts; "
+        f"a pass that checks {CHECKED} tokens costs {ratio:.1f} × one"
+    )
+
+
+def _best(figures: Sequence[PolicyFigures]) -> str:
+    """The fastest policy whose texts are autoregressive decoding's."""
+    from bitmtp.benchmark.policies import WORTH
+
+    slowest, *others = [each for each in figures if each.policy.lossless and not each.broken]
+    best = max(others, key=lambda each: each.ratio, default=slowest)
+    if best.ratio < WORTH:
+        return f"`autoregressive`, {slowest.tokens_per_second:.0f} tokens a second; drafting gains nothing"
+    several = [each for each in others if each.policy.name == best.policy.name]
+    size = f" with blocks of {best.policy.block_size}" if len(several) > 1 else ""
+    return (
+        f"`{best.policy.name}`{size}, {best.ratio:.2f} × autoregressive decoding "
+        f"({best.tokens_per_second:.0f} against {slowest.tokens_per_second:.0f} tokens a second), the same texts"
+    )

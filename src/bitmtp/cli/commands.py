@@ -18,8 +18,6 @@ POLICY_SETTINGS: dict[str, type] = {
     "policy": str,
     "block_size": int,
     "tau": float,
-    "min_prefix": int,
-    "verify_bound": float,
 }
 TEXT_SETTINGS: dict[str, type] = {
     "max_tokens": int,

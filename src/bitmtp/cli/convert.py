@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bitmtp.errors import RequestError
-
 if TYPE_CHECKING:
     from bitmtp.convert.convert import Listener
 
@@ -20,10 +18,7 @@ def convert(
     dest: Annotated[str, typer.Argument(metavar="DEST", help="Checkpoint folder to write.")],
     *,
     tokenizer: Annotated[str | None, typer.Option(metavar="FOLDER", help="Tokenizer; default: the source's.")] = None,
-    embedding_bits: Annotated[int, typer.Option(help="16 or 8, of an embedding that is not ternary.")] = 16,
-    activation_scale: Annotated[
-        Literal["row", "group"], typer.Option(help="What of the activations shares a step.")
-    ] = "row",
+    embedding_bits: Annotated[Literal["16", "8"], typer.Option(help="Of an embedding that is not ternary.")] = "16",
     force: Annotated[bool, typer.Option("--force", help="Replace DEST if it exists.")] = False,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="Do not try the result on plain text.")] = False,
 ) -> None:
@@ -31,14 +26,11 @@ def convert(
 
     The other commands run what it writes.
     """
-    if embedding_bits not in (8, 16):
-        raise RequestError(f"--embedding-bits is {embedding_bits}; choose 8 or 16")
     from bitmtp.convert.convert import Options
     from bitmtp.convert.convert import convert as run
 
     options = Options(
-        embedding_bits=embedding_bits,
-        activation_scale=activation_scale,
+        embedding_bits=int(embedding_bits),
         tokenizer=Path(tokenizer) if tokenizer else None,
         overwrite=force,
         checked=not unchecked,

@@ -38,11 +38,13 @@ class EvalOptions:
     ] = "ifeval,gsm8k,math500,humaneval+,mbpp+"
     data: Annotated[str | None, Option(metavar="FOLDER", help="Folder of the questions and of task files.")] = None
     policy: Annotated[
-        str, Option(help="Policies beside autoregressive decoding, with or without a block size: hybrid:4,hybrid:8.")
+        str,
+        Option(
+            help="Beside autoregressive decoding: of speculative, auto, hybrid and confidence, with a block size or "
+            "without (hybrid:4,hybrid:8)."
+        ),
     ] = "speculative:8"
-    tau: Annotated[float | None, Option(help="τ of confidence and hybrid.")] = None
-    min_prefix: Annotated[int | None, Option(help="Shortest confident prefix of hybrid.")] = None
-    verify_bound: Annotated[float | None, Option(help="Joint probability from which proposals are verified.")] = None
+    tau: Annotated[float | None, Option(help="Probability from which a proposal is confident (lossy policies).")] = None
     limit: Annotated[int | None, Option(min=1, help="First questions of each task only.")] = None
     lossy_limit: Annotated[int | None, Option(min=1, help="First questions only, for lossy policies.")] = None
     max_tokens: Annotated[int | None, Option(min=2, help="Most tokens of a text; default: the task's.")] = None
@@ -66,19 +68,16 @@ class EvalOptions:
         """
         from bitmtp.core.policies import POLICIES, make_policy
 
-        options = {"tau": self.tau, "min_prefix": self.min_prefix, "verify_bound": self.verify_bound}
-        unused = {name: value for name, value in options.items() if value is not None}
         made = [make_policy("autoregressive", model_block_size)]
         for entry in _split(self.policy):
             name, _, size = entry.partition(":")
             if size and not size.isdigit():
                 raise RequestError(f"policy {entry!r} is not NAME or NAME:BLOCKSIZE, such as hybrid:4")
-            known = inspect.signature(POLICIES[name]).parameters if name in POLICIES else {}
-            own = {option: value for option, value in options.items() if option in known}
-            made.append(make_policy(name, model_block_size, block_size=int(size) if size else None, **own))
-            unused = {option: value for option, value in unused.items() if option not in known}
-        for option in unused:
-            raise RequestError(f"{option} has no meaning under {self.policy}; leave it out")
+            takes_tau = name in POLICIES and "tau" in inspect.signature(POLICIES[name]).parameters
+            tau = self.tau if takes_tau else None
+            made.append(make_policy(name, model_block_size, block_size=int(size) if size else None, tau=tau))
+        if self.tau is not None and all(policy.lossless for policy in made):
+            raise RequestError(f"tau has no meaning under {self.policy}; leave it out")
         return tuple(dict.fromkeys(made))
 
     def share(self) -> tuple[int, int]:

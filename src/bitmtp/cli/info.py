@@ -2,46 +2,95 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from bitmtp.cli.options import ModelOptions, with_options
-from bitmtp.cli.render import count, print_facts
-from bitmtp.errors import BackendError
+from bitmtp.cli.progress import progress
+from bitmtp.cli.render import count, print_facts, print_table
+from bitmtp.errors import BackendError, RequestError
 
 if TYPE_CHECKING:
+    from bitmtp.benchmark.expect import Expectation
     from bitmtp.checkpoint import Checkpoint
     from bitmtp.config import ModelConfig
 
 
 @with_options
 def info(
-    topologies: Annotated[bool, Option("--topologies", help="Draw the named shapes of passes instead.")] = False,
+    name: Annotated[
+        str | None, Argument(metavar="MODEL", help="Checkpoint folder, as --model; with --expect, one of its models.")
+    ] = None,
+    expect: Annotated[
+        bool, Option("--expect", help="Memory and speed that models of known size would have here (some seconds).")
+    ] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
     *,
     model: ModelOptions,
 ) -> None:
-    """Show model, machine and kernels."""
+    """Show model, machine and kernels.
+
+    With --expect: what larger models would take here, without having them.
+    """
+    if expect:
+        _expect(name, model, as_json)
+        return
     from bitmtp import checkpoint
     from bitmtp.models import shipped_model
 
-    if topologies:
-        _draw_topologies()
+    if name is not None and model.model is not None:
+        raise RequestError("the model is named twice; leave --model out")
+    loaded = checkpoint.read(name or model.model or shipped_model())
+    facts = {"Model": _model_facts(loaded), "Machine": _machine_facts(), "Backends": _backend_facts(loaded, model)}
+    if as_json:
+        print(json.dumps({title.lower(): dict(own) for title, own in facts.items()}, ensure_ascii=False))
         return
-    loaded = checkpoint.read(model.model if model.model is not None else shipped_model())
-    print_facts("Model", _model_facts(loaded))
-    print()
-    print_facts("Machine", _machine_facts())
-    print()
-    print_facts("Backends", _backend_facts(loaded, model))
+    for place, (title, own) in enumerate(facts.items()):
+        print(end="\n" if place else "")
+        print_facts(title, own)
 
 
-def _draw_topologies() -> None:
-    from bitmtp.core.topology import NAMED
+def _expect(name: str | None, model: ModelOptions, as_json: bool) -> None:
+    from bitmtp.benchmark.expect import EXPECTED, expect
 
-    print("d2: the draft's own choice for the second place; d2.1: its next best; m2: a mask, two behind its anchor")
-    for shape in NAMED:
-        print(f"\n{shape.drawing()}\n  width {shape.width}")
+    if model.model is not None or not (name is None or name in EXPECTED):
+        raise RequestError(
+            f"--expect knows {', '.join(EXPECTED)}; of a model that is here, `bitmtp bench --model FOLDER` tells more"
+        )
+    names = EXPECTED if name is None else (name,)
+    found = []
+    with progress("models", len(names)) as tick:
+        for each in names:
+            found.append(expect(each, model.backend, model.threads))
+            tick()
+    if as_json:
+        print(json.dumps([asdict(each) for each in found]))
+    else:
+        _print_expected(found)
+
+
+def _print_expected(found: list[Expectation]) -> None:
+    from bitmtp.benchmark.expect import CHECKED, CONTEXT
+
+    rows = [
+        [
+            each.name,
+            f"{each.weight_bytes / 1e9:.2f}",
+            f"{each.kv_bytes / 1e9:.2f}",
+            f"{each.tokens_per_second:.1f}",
+            f"{each.prompt_tokens_per_second:.0f}",
+            f"{each.checked_ratio:.1f}",
+        ]
+        for each in found
+    ]
+    columns = ["model", "weights, GB", "K/V, GB", "tok/s", "prompt tok/s", f"{CHECKED} tokens, ×"]
+    print_table("Expected on this machine, from layers of the same shape with random weights", columns, rows)
+    speed = max(each.bytes_per_second for each in found)
+    print(f"\nK/V: of {CONTEXT:,} tokens. tok/s: one text, without drafts. {CHECKED} tokens, ×: a pass that")
+    print(f"checks so many ÷ a pass of one. Layers were read from memory at {speed / 1e9:.1f} GB/s.")
 
 
 def _model_facts(loaded: Checkpoint) -> list[tuple[str, str]]:
@@ -108,7 +157,7 @@ def _backend_facts(loaded: Checkpoint, model: ModelOptions) -> list[tuple[str, s
     from bitmtp.backends import BACKENDS, load_backend
 
     context = model.context or loaded.config.max_position
-    running = load_backend(model.backend, loaded, threads=model.threads, context=context, draft_head=model.draft_head)
+    running = load_backend(model.backend, loaded, threads=model.threads, context=context)
     described = "; ".join(f"{name}: {value}" for name, value in running.describe().items())
     return [(name, f"runs; {described}" if name == running.name else _availability(name)) for name in BACKENDS]
 

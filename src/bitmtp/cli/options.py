@@ -35,9 +35,6 @@ class ModelOptions:
     ] = "auto"
     threads: Annotated[int | None, Option(min=1, help="Threads; default: one per core.")] = None
     context: Annotated[int | None, Option(help="Longest prompt and text together; default: the model's.")] = None
-    draft_head: Annotated[
-        Literal["exact", "int8", "int4", "ternary"], Option(help="Head of provisional drafts (cuda and reference).")
-    ] = "exact"
 
     def load(self, profile: Profile | None = None) -> Engine:
         """Load the model; a profile spares it measuring what passes cost.
@@ -52,7 +49,6 @@ class ModelOptions:
             backend=self.backend,
             threads=self.threads,
             context=self.context,
-            draft_head=self.draft_head,
             tuning=None if profile is None else profile.tuning,
         )
 
@@ -64,11 +60,6 @@ class PolicyOptions:
     policy: Annotated[PolicyName | None, Option(help="How to decode; confidence and hybrid are lossy.")] = None
     block_size: Annotated[int | None, Option(help="Proposals per draft, at most the model's block size.")] = None
     tau: Annotated[float | None, Option(help="Probability from which a proposal is confident (lossy policies).")] = None
-    min_prefix: Annotated[int | None, Option(help="Shortest confident prefix that is not verified (hybrid).")] = None
-    verify_bound: Annotated[
-        float | None, Option(help="Verify proposals while their joint probability is at least this.")
-    ] = None
-
     profile: Annotated[
         str | None,
         Option(metavar="FILE", help="Decode as `bitmtp tune` found best; default: what it wrote for this model."),
@@ -106,14 +97,7 @@ class PolicyOptions:
             raise RequestError("--profile says how to decode; leave --policy and its options out")
         if profile is not None and self == PolicyOptions(profile=self.profile):
             return profile.make_policy(model_block_size)
-        policy = make_policy(
-            self.policy or "auto",
-            model_block_size,
-            block_size=self.block_size,
-            tau=self.tau,
-            min_prefix=self.min_prefix,
-            verify_bound=self.verify_bound,
-        )
+        policy = make_policy(self.policy or "auto", model_block_size, block_size=self.block_size, tau=self.tau)
         if model_block_size == 1 and policy.name not in ("autoregressive", "auto"):
             raise RequestError(
                 f"the {policy.name} policy drafts, but this model was never taught to draft; `bitmtp train` teaches it"

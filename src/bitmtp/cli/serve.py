@@ -30,7 +30,6 @@ class LimitOptions:
 
     slots: Annotated[int, Option(help="Texts that are written at once.")] = 8
     queue: Annotated[int, Option(help="Texts that may wait; beyond it requests get 429.")] = 64
-    prefill_rows: Annotated[int, Option(help="Rows of a pass for prompts while texts are being written.")] = 32
     prefix_cache: Annotated[int, Option(metavar="MIB", help="K/V kept for prompts that begin alike.")] = 256
     timeout: Annotated[float, Option(metavar="SECONDS", help="Longest a request may take.")] = 600.0
     grace: Annotated[float, Option(metavar="SECONDS", help="What running requests get when the server stops.")] = 30.0
@@ -114,7 +113,6 @@ def _options(
         policy=policy(read_config(folder).block_size),
         slots=limits.slots,
         queue=limits.queue,
-        prefill_rows=limits.prefill_rows,
         prefix_cache_bytes=limits.prefix_cache * MIB,
         timeout=limits.timeout,
         grace=limits.grace,

@@ -31,10 +31,9 @@ class StudyOptions:
     workloads: Annotated[str, Option(help="Of plain, reasoning and tools.")] = "plain,reasoning,tools"
     limit: Annotated[int, Option(min=1, max=120, help="First requests of each workload only.")] = 120
     max_tokens: Annotated[int, Option(min=2, help="Most tokens of a text.")] = 96
-    policy: Annotated[str, Option(help="Policies beside autoregressive decoding.")] = (
-        "speculative,auto,hybrid,confidence"
-    )
-    block_size: Annotated[int | None, Option(help="Block size of them all; default: each policy's own.")] = None
+    policy: Annotated[
+        str, Option(help="Beside autoregressive decoding: of speculative, auto, hybrid and confidence.")
+    ] = "speculative,auto,hybrid,confidence"
     output: Annotated[str, Option(metavar="FOLDER", help="For log, record and page; a run goes on there.")] = "study"
     compare: Annotated[
         tuple[str, str] | None, Option(metavar="FILE FILE", help="Only compare the records of two runs.")
@@ -91,8 +90,7 @@ def _plan(engine: Engine, model: ModelOptions, options: StudyOptions, requests: 
     from bitmtp.study.record import Plan
 
     names = tuple(part.strip() for part in options.policy.split(",") if part.strip())
-    sizes = (options.block_size,) if options.block_size is not None else ()
-    policies = Settings(names=names, block_sizes=sizes).policies(engine.config.block_size)
+    policies = Settings(names=names).policies(engine.config.block_size)
     folder = Path(model.model or shipped_model())
     return Plan(
         name=folder.name,

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from bitmtp.cli.options import ModelOptions, with_options
 from bitmtp.cli.progress import progress
 from bitmtp.cli.render import policy_label, print_table
-from bitmtp.errors import RequestError
+from bitmtp.errors import BitMTPError, RequestError
 
 if TYPE_CHECKING:
+    from bitmtp.benchmark.busy import Reading
     from bitmtp.benchmark.policies import PolicyFigures
+    from bitmtp.core.costs import Tuning
     from bitmtp.engine import Engine
     from bitmtp.tuning.profile import Profile
 
@@ -30,7 +33,6 @@ class TuneOptions:
     limit: Annotated[int, Option(min=1, help="Use the first N prompts.")] = 8
     max_tokens: Annotated[int, Option(min=8, help="Most tokens of a text.")] = 128
     lossy: Annotated[bool, Option("--lossy", help="Consider confidence and hybrid too; they change texts.")] = False
-    trees: Annotated[bool, Option("--trees", help="Also find the trees of proposals worth verifying.")] = False
     output: Annotated[
         str | None,
         Option(metavar="FILE", help="The profile to write; default: where commands look for this model's."),
@@ -44,12 +46,14 @@ def tune(*, model: ModelOptions, options: TuneOptions) -> None:
     Measures block sizes, bounds and threads on sample prompts and writes the best into a profile; says so if drafting
     does not pay. Only lossless settings are considered, unless --lossy is given. It also fits what a draft's
     probabilities mean. `generate`, `chat` and `serve` then decode as the profile says, if no option says otherwise.
+    A machine that others keep busy is refused, unless --threads says how many to use.
     """
     output = _output(model, options)
-    from bitmtp.tuning.search import WORTH, best, candidates, search, texts
+    from bitmtp.benchmark.policies import WORTH
+    from bitmtp.tuning.search import best, candidates, search, texts
 
     threads, engine, prompts = _choose_threads(model, options)
-    drafts = _study_drafts(engine, prompts, options)
+    tuning = _calibrate(engine, prompts, options)
     policies = candidates(engine.config.block_size, lossy=options.lossy)
     with progress("settings", texts(len(policies), len(prompts))) as tick:
         figures = search(engine, prompts, policies, max_tokens=options.max_tokens, tick=tick)
@@ -62,7 +66,7 @@ def tune(*, model: ModelOptions, options: TuneOptions) -> None:
             else "the model has none"
         )
         print(f"drafting does not pay here: {why}")
-    replace(_profile(model, engine, threads, chosen), **drafts).write(output)
+    _profile(model, engine, threads, chosen, tuning).write(output)
     print(f"wrote {output}: {policy_label(chosen.policy)}, {threads} threads")
 
 
@@ -79,34 +83,35 @@ def _output(model: ModelOptions, options: TuneOptions) -> Path:
     return Path(options.output)
 
 
-def _study_drafts(engine: Engine, prompts: list[list[int]], options: TuneOptions) -> dict[str, Any]:
-    """What a profile says of drafts; from here on the engine knows it too."""
-    from bitmtp.tuning.drafts import RANKS, study_drafts, tree_table
+def _check_idle(reading: Reading | None, threads: int | None) -> None:
+    """Where others take the cores, more threads look slower than one, and the profile would say so for good.
+
+    Raises:
+        BitMTPError: others do, and the number of threads is to be measured.
+    """
+    if reading is None or not reading.busy:
+        return
+    if threads is None:
+        raise BitMTPError(
+            f"this machine is busy: {reading}, and settings chosen now would be wrong when it is not; "
+            "wait until it is idle, or say with --threads how many to use"
+        )
+    print(f"bitmtp: note: this machine is busy: {reading}; tune again when it is idle", file=sys.stderr)
+
+
+def _calibrate(engine: Engine, prompts: list[list[int]], options: TuneOptions) -> Tuning | None:
+    """What the probabilities of drafts mean, if there are any; from here on the engine knows it too."""
+    from bitmtp.tuning.calibration import calibrate
 
     if engine.config.block_size == 1:
-        return {}
+        return None
     with progress("drafts", len(prompts) + len(prompts[::2])) as tick:
-        found = study_drafts(engine, prompts, max_tokens=options.max_tokens, tick=tick)
-    engine.tuning = found.tuning
-    if not options.trees:
-        return {"tuning": found.tuning}
-    print_table(
-        "How often the token that came was the draft's own choice, its second, …, all before it having stood",
-        ["mask depth", *map(str, range(1, RANKS + 1))],
-        [[str(depth), *(f"{p:.2f}" for p in row)] for depth, row in enumerate(found.acceptance, start=1)],
-    )
-    print_table(
-        "Trees that no other beats in both tokens and cost",
-        ["rows", "depth", "tokens", "ms", "tokens/ms"],
-        [
-            [str(t.topology.width), str(t.topology.depth), f"{t.tokens:.2f}", f"{t.milliseconds:.2f}", f"{t.rate:.3f}"]
-            for t in found.trees
-        ],
-    )
-    return {"tuning": found.tuning, "acceptance": found.acceptance, "trees": tree_table(found.trees)}
+        engine.tuning = calibrate(engine, prompts, max_tokens=options.max_tokens, tick=tick)
+    return engine.tuning
 
 
 def _choose_threads(model: ModelOptions, options: TuneOptions) -> tuple[int, Engine, list[list[int]]]:
+    from bitmtp.benchmark.busy import Watch, look
     from bitmtp.benchmark.prompts import BUILT_IN, encode_prompts, read_prompts
     from bitmtp.tuning.search import best_threads
 
@@ -115,6 +120,8 @@ def _choose_threads(model: ModelOptions, options: TuneOptions) -> tuple[int, Eng
     read = read_prompts(options.prompts) if options.prompts else list(BUILT_IN)
     first = replace(model, threads=counts[0]).load()
     prompts = encode_prompts(first, read[: options.limit])
+    _check_idle(look(), model.threads)
+    watch = Watch()
     with progress("threads", 4 * len(counts)) as tick:
         count, engine = best_threads(
             lambda count: first if count == counts[0] else replace(model, threads=count).load(),
@@ -123,6 +130,8 @@ def _choose_threads(model: ModelOptions, options: TuneOptions) -> tuple[int, Eng
             max_tokens=options.max_tokens,
             tick=tick,
         )
+    if model.threads is None:
+        _check_idle(watch.reading(), None)
     return count, engine, prompts
 
 
@@ -143,7 +152,9 @@ def _print_figures(figures: list[PolicyFigures], threads: int, max_tokens: int) 
     )
 
 
-def _profile(model: ModelOptions, engine: Engine, threads: int, chosen: PolicyFigures) -> Profile:
+def _profile(
+    model: ModelOptions, engine: Engine, threads: int, chosen: PolicyFigures, tuning: Tuning | None
+) -> Profile:
     import inspect
 
     from bitmtp.benchmark.environment import environment
@@ -161,5 +172,6 @@ def _profile(model: ModelOptions, engine: Engine, threads: int, chosen: PolicyFi
         policy=policy.name,
         tokens_per_second=round(chosen.tokens_per_second, 2),
         ratio=round(chosen.ratio, 3),
+        tuning=tuning,
         **{name: getattr(policy, name) for name in inspect.signature(POLICIES[policy.name]).parameters},
     )

@@ -8,7 +8,7 @@ of masks.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, cached_property
@@ -139,21 +139,6 @@ class Topology:
                 nodes.append(replace(node, parent=places[node.parent]))
         return Topology(self.name, tuple(nodes))
 
-    def drawing(self) -> str:
-        """A small tree for people: ``d2.1`` is the second candidate for depth 2, ``m3`` a mask of depth 3."""
-        return "\n".join([self.name, *self._lines(None, "")])
-
-    def _lines(self, parent: int | None, margin: str) -> Iterator[str]:
-        children = self.children(parent)
-        for place, index in enumerate(children):
-            run = [index]
-            while len(below := self.children(run[-1])) == 1:
-                run.extend(below)
-            last = place == len(children) - 1
-            words = "─".join(_word(self.nodes[each]) for each in run)
-            yield f"{margin}{'└─' if last else '├─'}{words}"
-            yield from self._lines(run[-1], margin + ("  " if last else "│ ") + " " * (len(words) - 2))
-
     def to_json(self) -> str:
         """One line of JSON."""
         rows = [[node.kind, node.depth, node.rank, node.parent] for node in self.nodes]
@@ -172,12 +157,6 @@ class Topology:
             return cls(str(data["name"]), nodes)
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"not a topology ({error})") from None
-
-
-def _word(node: Node) -> str:
-    if node.kind is Kind.MASK:
-        return f"m{node.depth}"
-    return f"d{node.depth}.{node.rank}" if node.rank else f"d{node.depth}"
 
 
 def block(size: int) -> Topology:

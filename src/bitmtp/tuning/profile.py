@@ -30,8 +30,6 @@ class Profile:
         policy: its name; the options that it does not have are None.
         tokens_per_second, ratio: median of texts written alone, and that ÷ autoregressive decoding's.
         tuning: pass costs measured here, and the calibration fitted on the sample prompts.
-        acceptance: for each mask depth, how often the token that came was the draft's first, second, … candidate.
-        trees: those that no other beats in both expected tokens and cost; each with both.
 
     Raises:
         ConfigError: a field has another type.
@@ -49,8 +47,6 @@ class Profile:
     min_prefix: int | None = None
     verify_bound: float | None = None
     tuning: Tuning | None = None
-    acceptance: list[Any] | None = None
-    trees: list[Any] | None = None
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -108,4 +104,7 @@ class Profile:
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
         except (ValueError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}: not a profile ({str(error).replace('Profile.__init__() ', '')})") from None
+            raise ConfigError(
+                f"{path}: not a profile of this version ({str(error).replace('Profile.__init__() ', '')}); "
+                "`bitmtp tune` writes one"
+            ) from None

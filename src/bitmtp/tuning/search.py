@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import median
 
-from bitmtp.benchmark.policies import PolicyFigures, compare
+from bitmtp.benchmark.policies import WORTH, PolicyFigures, compare
 from bitmtp.core.policies import make_policy
 from bitmtp.core.policy import Policy
 from bitmtp.engine import Engine, Request
@@ -21,7 +21,6 @@ BLOCK_SIZES = (2, 3, 4, 6, 8, 12, 16)
 BOUNDS = (0.05, 0.1, 0.2, 0.4)
 TAUS = (0.5, 0.7, 0.9)
 MIN_PREFIX = 3
-WORTH = 1.02  # below this ratio drafting is not worth its trouble
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 // A pass is some 250 short parallel regions, so a region must cost less than a microsecond: workers spin between
 // regions and sleep only after a pause. Work is dealt in chunks from one counter, because on a shared machine equal
 // shares do not take equal time; and a region ends when its tasks are done, not when every worker has checked in, so
-// that a worker the system has put aside delays nothing it has not begun.
+// that a worker the system has put aside delays nothing it has not begun. A piece it has begun cannot be taken from it:
+// a worker that is late with one is left out for a while (patience.hpp), and the others do all the work.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +17,8 @@
 #include <thread>
 #include <type_traits>
 #include <vector>
+
+#include "patience.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -36,9 +39,11 @@ inline void spin_pause() {
 class Pool {
 public:
     /// `threads` in all, the caller's included. Throws std::invalid_argument below 1.
-    explicit Pool(int threads) : threads_(threads) {
+    explicit Pool(int threads) : threads_(threads), workers_(std::max(threads - 1, 0)) {
         if (threads < 1) throw std::invalid_argument("a pool needs at least one thread");
-        for (int index = 1; index < threads; ++index) workers_.emplace_back([this, index] { work(index); });
+        for (int index = 1; index < threads; ++index) {
+            workers_[index - 1].thread = std::thread([this, index] { work(index); });
+        }
     }
 
     ~Pool() {
@@ -47,7 +52,8 @@ public:
             stopping_.store(true);
         }
         wake_.notify_all();
-        for (std::thread& worker : workers_) worker.join();
+        recall_.notify_all();
+        for (Worker& worker : workers_) worker.thread.join();
     }
 
     Pool(const Pool&) = delete;
@@ -61,20 +67,31 @@ public:
     void parallel(int tasks, int chunk, F&& body) {
         chunk = std::max(chunk, 1);
         if (tasks <= 0) return;
-        if (threads_ == 1 || tasks <= chunk) return body(0, tasks, 0);
+        if (left_out_ > 0) recall(Clock::now());
+        if (left_out_ == threads_ - 1 || tasks <= chunk) return body(0, tasks, 0);
         using Body = std::remove_reference_t<F>;
         publish(tasks, chunk, [](void* context, int begin, int end, int thread) noexcept {
             (*static_cast<Body*>(context))(begin, end, thread);
         }, const_cast<void*>(static_cast<const void*>(&body)));
         run_chunks(0);
         for (int spins = 0; done_.load(std::memory_order_acquire) != tasks; ++spins) {
-            if (spins < 1000) spin_pause();
-            else std::this_thread::yield();
+            if (spins == 1000) return wait_for_late(tasks);
+            spin_pause();
         }
     }
 
 private:
     using Call = void (*)(void*, int, int, int) noexcept;
+    using Clock = std::chrono::steady_clock;
+
+    struct alignas(64) Worker {
+        std::atomic<bool> inside{false};    // it may hold a piece
+        std::atomic<bool> left_out{false};  // it takes none
+        // The caller's own:
+        bool late = false;
+        Patience patience;
+        std::thread thread;
+    };
 
     static constexpr auto spin_time = std::chrono::microseconds(300);
 
@@ -116,22 +133,57 @@ private:
         if (finished > 0) done_.fetch_add(finished, std::memory_order_release);
     }
 
-    bool has_work() const { return std::uint32_t(ticket_.load(std::memory_order_relaxed)) != 0; }
+    // Wait for pieces that others hold, and leave out who is late with them too often.
+    void wait_for_late(int tasks) {
+        const auto begun = Clock::now();
+        for (Worker& worker : workers_) worker.late = worker.inside.load(std::memory_order_relaxed);
+        while (done_.load(std::memory_order_acquire) != tasks) std::this_thread::yield();
+        const auto ended = Clock::now();
+        for (Worker& worker : workers_) {
+            if (!worker.late || !worker.patience.ends(begun, ended)) continue;
+            worker.left_out.store(true, std::memory_order_relaxed);  // published with the next region
+            ++left_out_;
+        }
+    }
+
+    // Take back the workers whose time has come.
+    void recall(Clock::time_point now) {
+        for (Worker& worker : workers_) {
+            if (!worker.left_out.load(std::memory_order_relaxed) || now < worker.patience.until()) continue;
+            {
+                std::lock_guard<std::mutex> lock(mutex_);
+                worker.left_out.store(false);
+            }
+            --left_out_;
+            recall_.notify_all();
+        }
+    }
+
+    bool has_work() const { return std::uint32_t(ticket_.load(std::memory_order_acquire)) != 0; }
 
     void work(int thread) {
-        while (wait_for_work()) run_chunks(thread);
+        Worker& self = workers_[thread - 1];
+        while (wait_for_work(self)) {
+            self.inside.store(true, std::memory_order_relaxed);
+            run_chunks(thread);
+            self.inside.store(false, std::memory_order_relaxed);
+        }
     }
 
     // False when the pool is being destroyed.
-    bool wait_for_work() {
-        const auto deadline = std::chrono::steady_clock::now() + spin_time;
-        do {
+    bool wait_for_work(const Worker& self) {
+        const auto left_out = [&] { return self.left_out.load(std::memory_order_relaxed); };
+        const auto deadline = Clock::now() + spin_time;
+        for (int rounds = 0; !left_out() && Clock::now() < deadline; ++rounds) {
             for (int spins = 0; spins < 32; ++spins) {
-                if (has_work()) return true;
+                if (has_work() && !left_out()) return true;
                 spin_pause();
             }
-        } while (std::chrono::steady_clock::now() < deadline);
+            // Who waits on this core, the caller perhaps, is not kept from it.
+            if (rounds > 4) std::this_thread::yield();
+        }
         std::unique_lock<std::mutex> lock(mutex_);
+        recall_.wait(lock, [&] { return stopping_.load() || !left_out(); });
         sleepers_.fetch_add(1);
         wake_.wait(lock, [this] { return stopping_.load() || std::uint32_t(ticket_.load()) != 0; });
         sleepers_.fetch_sub(1);
@@ -139,9 +191,10 @@ private:
     }
 
     const int threads_;
-    std::vector<std::thread> workers_;
+    int left_out_ = 0;  // workers that the caller does without
+    std::vector<Worker> workers_;
     std::mutex mutex_;
-    std::condition_variable wake_;
+    std::condition_variable wake_, recall_;
     std::atomic<bool> stopping_{false};
     std::atomic<int> sleepers_{0};
     // Written once a region, read by all; the two counters beside them are written by all.

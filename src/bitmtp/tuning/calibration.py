@@ -1,4 +1,4 @@
-"""What stands where: acceptance by depth and rank, the calibration that follows from it, and the trees worth verifying.
+"""What the probabilities of a model's drafts mean, fitted on sample prompts.
 
 A text is written one token at a time, and at every token a draft is made and compared with what came. That shows each
 depth on many more occasions than decoding would, all of them at the places that decoding could draft from.
@@ -6,20 +6,20 @@ depth on many more occasions than decoding would, all of them at the places that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bitmtp.backends.base import MAX_WIDTH, Head, Output, causal_rows, mask, prefill_by_steps
-from bitmtp.core.costs import Calibration, CostTable, logit
-from bitmtp.core.topology import Topology, tree
+from bitmtp.backends.base import Head, Output, causal_rows, mask, prefill_by_steps
+from bitmtp.core.costs import Calibration, Tuning, logit
 from bitmtp.engine import Engine
 from bitmtp.numerics import gumbel
 from bitmtp.sampling import Choice, Sampling
 
 Float64 = NDArray[np.float64]
+ENOUGH = 100  # occasions below which nothing is fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +56,34 @@ class Guess:
         return cls((output.token, *others), output.probability)
 
 
-@dataclass(frozen=True, slots=True)
-class Worth:
-    """A tree, the tokens that verifying it commits on average (draft pass included), and what both passes cost."""
+def calibrate(
+    engine: Engine, prompts: Sequence[Sequence[int]], *, max_tokens: int, tick: Callable[[], None] = lambda: None
+) -> Tuning:
+    """This machine's pass costs, with calibrations fitted on a greedy text for each prompt and a sampled one for every
+    other, with a draft at each token.
 
-    topology: Topology
-    tokens: float
-    milliseconds: float
+    Args:
+        tick: called after each text.
+    """
+    costs, usual = engine.tuning.costs, Tuning(engine.tuning.costs)
+    greedy = _observe(engine, prompts, Sampling(), max_tokens, tick)
+    sampled = _observe(engine, prompts[::2], Sampling(temperature=1.0, seed=1), max_tokens, tick)
+    return Tuning(costs, _fit(greedy, usual.calibration), _fit(sampled, usual.sampled))
 
-    @property
-    def rate(self) -> float:
-        """Tokens a millisecond."""
-        return self.tokens / self.milliseconds
+
+def _observe(
+    engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling, max_tokens: int, tick: Callable[[], None]
+) -> list[Occasion]:
+    found: list[Occasion] = []
+    for prompt in prompts:
+        size = engine.config.block_size
+        found += observe(engine, [prompt], max_tokens=max_tokens, block_size=size, sampling=sampling)
+        tick()
+    return found
+
+
+def _fit(occasions: Sequence[Occasion], usual: Calibration) -> Calibration:
+    return fit_calibration(occasions) if len(occasions) >= ENOUGH else usual
 
 
 def observe(
@@ -117,15 +133,6 @@ def _compare(guesses: Sequence[Guess], text: Sequence[int]) -> list[Occasion]:
     return found
 
 
-def acceptance(occasions: Sequence[Occasion], ranks: int = 4) -> list[list[float]]:
-    """For each mask depth, how often the token that came had rank 0, 1, …, given that all before it stood."""
-    table = []
-    for depth in range(1, max((each.depth for each in occasions), default=0) + 1):
-        own = [each.rank for each in occasions if each.depth == depth]
-        table.append([own.count(rank) / len(own) for rank in range(ranks)])
-    return table
-
-
 def fit_calibration(occasions: Sequence[Occasion]) -> Calibration:
     """Temperature and offset of each depth, by maximum likelihood (Platt scaling).
 
@@ -158,37 +165,3 @@ def _logistic(x: Float64, y: Float64) -> tuple[float, float]:
             step = step / 2
         weights = weights + step
     return float(weights[0]), float(weights[1])
-
-
-def likelihood(occasions: Sequence[Occasion], calibration: Calibration) -> float:
-    """Nats a proposal, of whether it stood; lower is better."""
-    total = 0.0
-    for each in occasions:
-        odds = calibration.logit(each.depth, each.probability)
-        total += float(np.logaddexp(0, -odds if each.rank == 0 else odds))
-    return total / len(occasions)
-
-
-def best_trees(table: Sequence[Sequence[float]], costs: CostTable, history: int) -> list[Worth]:
-    """The trees that no other beats in both tokens and cost, narrow ones first (as Medusa and Hydra choose theirs).
-
-    Of each width it is the one that adds the likeliest node to the tree before; alternatives are leaves, because what
-    a draft says behind an alternative rarely stands.
-
-    Args:
-        table: see :func:`acceptance`.
-    """
-    paths: list[tuple[float, tuple[int, ...]]] = [(1.0, (0,))]
-    reached, spine = paths[0]
-    for row in table:
-        paths += [(reached * p, (*spine, rank)) for rank, p in enumerate(row) if p > 0]
-        reached, spine = reached * row[0], (*spine, 0)
-    paths.sort(key=lambda entry: (-entry[0], len(entry[1])))
-    kept: list[Worth] = []
-    for width in range(1, min(len(paths), MAX_WIDTH) + 1):
-        shape = tree(f"best-{width}", [path for _, path in paths[:width]])
-        cost = costs.cost(shape.depth, history) + costs.cost(shape.width, history)
-        worth = Worth(shape, 1 + sum(p for p, _ in paths[:width]), cost)
-        kept = [each for each in kept if each.tokens > worth.tokens or each.milliseconds < worth.milliseconds]
-        kept.append(worth)
-    return kept
