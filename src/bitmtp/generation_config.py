@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,12 @@ class GenerationConfig:
         """
         file = folder / FILE
         found = _read_object(file) if file.exists() else {}
-        said = {name: found[name] for name in cls.__slots__ if found.get(name) is not None}
+        said = {field.name: found[field.name] for field in fields(cls) if found.get(field.name) is not None}
         if found.get("do_sample") is False:
             said["temperature"] = 0.0
         for name, value in said.items():
-            if isinstance(value, bool) or not isinstance(value, int if name == "top_k" else int | float):
+            kinds: tuple[type, ...] = (int,) if name == "top_k" else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kinds):
                 raise CheckpointError(f"{file}: {name} is {value!r}; expected a number")
         try:
             Sampling(**said)

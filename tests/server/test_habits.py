@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from conftest import make_engine, random_checkpoint, tiny_config, write_model
 
+from bitmtp.cli.app import app
 from bitmtp.engine import Engine
 from bitmtp.generation_config import GenerationConfig
 
@@ -59,6 +61,12 @@ def test_a_strict_server_does_not(served: Running) -> None:
     for body in ({"mirostat": 2}, {"messages": [{**HELLO[0], "mood": "good"}]}):
         error = served.post("/v1/chat/completions", **{"messages": HELLO, **body}).json()["error"]
         assert error["message"].endswith("unknown or unsupported parameter")
+
+
+@pytest.mark.parametrize(("arguments", "lenient"), [([], False), (["--lenient"], True), (["--strict"], False)])
+def test_the_switch(arguments: list[str], lenient: bool) -> None:
+    serve = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    assert serve.make_context("serve", arguments).params["lenient"] == lenient
 
 
 def test_embeddings_are_refused_with_a_sentence(served: Running) -> None:

@@ -129,10 +129,11 @@ class Answer:
         found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for piece, offset in self._shown(delta):
             said = piece.logprobs
-            names = self._vocabulary.names([piece.id, *(token for token, _ in (said.top if said else ()))])
+            top = said.top if said else ()
+            names = self._vocabulary.names([piece.id, *(token for token, _ in top)])
             found.tokens.append(names[piece.id])
             found.token_logprobs.append(said.chosen if said else None)
-            found.top_logprobs.append({names[token]: value for token, value in reversed(said.top)} if said else None)
+            found.top_logprobs.append({names[token]: value for token, value in reversed(top)} if said else None)
             found.text_offset.append(offset)
         return found
 
