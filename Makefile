@@ -10,7 +10,12 @@ SOURCES := $(shell find src/bitmtp/backends/cpu/native src/bitmtp/core CMakeList
 LOWEST := .venv-lowest/bin/python
 FAST := $(wildcard tests/test_*.py) tests/convert tests/server tests/cli/test_errors.py tests/cli/test_generate.py tests/cli/test_convert.py
 
-.PHONY: demo test lowest check format clean
+# What runs in C++ for the most part.
+NATIVE := tests/core tests/backends/test_cpu.py tests/backends/test_cpu_loop.py tests/backends/test_cpu_packing.py tests/test_ternary.py
+CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_BUILD_TYPE=Release
+LIBRARY = $(shell c++ -print-file-name=$(1))
+
+.PHONY: demo test lowest sanitize check format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bitmtp generate "Write a Python function that returns the n-th Fibonacci number." --max-tokens 256
@@ -25,6 +30,17 @@ lowest:
 	$(LOWEST) -m pip install --quiet --disable-pip-version-check -c constraints/lowest.txt -e '.[convert,serve]' \
 		httpx hypothesis jsonschema openai pytest
 	$(LOWEST) -m pytest $(FAST)
+
+# Python itself leaks on purpose; the sanitizer's library has to be there before it.
+sanitize: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check cmake ninja nanobind
+	$(CONFIGURE) -B build/sanitize -DBITMTP_SANITIZE=address,undefined
+	$(BIN)/cmake --build build/sanitize --target _core _native
+	LD_PRELOAD="$(call LIBRARY,libasan.so) $(call LIBRARY,libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+		$(BIN)/python tests/sanitizers/run.py build/sanitize $(NATIVE)
+	$(CONFIGURE) -B build/threads -DBITMTP_SANITIZE=thread
+	$(BIN)/cmake --build build/threads --target threads
+	$(BIN)/python tests/sanitizers/run_threads.py build/threads/threads
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -2,10 +2,11 @@
 
     python benchmarks/soak.py --seconds 3600
 
-Starts a server and puts mixed requests to it, in rounds; every second round some clients go away in the middle. The
-same request must give the same text in whatever company, answers must keep to their schemas, and after each round what
-the clients counted must be what ``/metrics`` says. Further arguments go to ``bitmtp serve``. Prints one JSON object a
-round and exits with 1 if anything was wrong.
+Starts a server and puts mixed requests to it, in rounds; every second round some clients go away in the middle, and
+some requests run out of time. The same request must give the same text in whatever company, answers must keep to their
+schemas, after each round what the clients counted must be what ``/metrics`` says, and memory must not grow once a
+quarter of the time is over. Further arguments go to ``bitmtp serve``; with ``--replicas``, each of which has figures of
+its own, the figures are not compared. Prints one JSON object a round and exits with 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,10 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"tools": [TOOL], "parallel_tool_calls": False},
 )
 LONG = 200  # tokens of a text whose client goes away
-FIGURES = ("bitmtp_generated_tokens_total", "bitmtp_prompt_tokens_total", "bitmtp_texts_total", "bitmtp_requests_total")
+GROWTH = 1.1  # of memory, after the first quarter of the rounds
+PROMPT, GENERATED = "bitmtp_prompt_tokens_total", "bitmtp_generated_tokens_total"
+POLICY = 'bitmtp_policy_texts_total{{policy="{}"}}'
+FIGURES = (GENERATED, PROMPT, "bitmtp_texts_total", "bitmtp_requests_total", *map(POLICY.format, POLICIES))
 
 
 @dataclass
@@ -79,30 +83,41 @@ def lines(response: httpx.Response) -> Iterator[dict[str, Any]]:
             yield json.loads(line[6:])
 
 
-def ask(client: httpx.Client, asked: dict[str, Any], leave: bool, tally: Tally) -> str | None:
-    """Send a request; what it said, or None if it was left."""
-    n = asked.get("n", 1)
-    tally.figures["bitmtp_requests_total"] += 1
-    tally.figures["bitmtp_texts_total"] += n
-    if leave:
-        long = {**asked, "max_tokens": LONG, "stream": True}
-        with client.stream("POST", "/v1/chat/completions", json=long) as response:
-            next(lines(response), None)
-        tally.ends["left"] += 1
-        tally.unknown["bitmtp_generated_tokens_total"] += n * LONG
-        tally.unknown["bitmtp_prompt_tokens_total"] += n * 10_000
-        return None
+def ask(client: httpx.Client, asked: dict[str, Any], tally: Tally) -> str | None:
+    """Send a request; what it said."""
+    n, policy = asked.get("n", 1), POLICY.format(asked["decoding"]["policy"])
+    tally.figures.update({"bitmtp_requests_total": 1, "bitmtp_texts_total": n, policy: n})
     answer = client.post("/v1/chat/completions", json=asked).json()
     if "error" in answer:
         tally.ends[answer["error"]["code"]] += 1
         tally.wrong.append(f"{asked}: {answer['error']['message']}")
         return None
-    tally.figures["bitmtp_generated_tokens_total"] += answer["usage"]["completion_tokens"]
-    tally.figures["bitmtp_prompt_tokens_total"] += n * answer["usage"]["prompt_tokens"]
+    tally.figures[GENERATED] += answer["usage"]["completion_tokens"]
+    tally.figures[PROMPT] += n * answer["usage"]["prompt_tokens"]
     for choice in answer["choices"]:
         tally.ends[choice["finish_reason"]] += 1
         check(asked, choice, tally)
     return json.dumps([[without_ids(choice["message"]), choice["finish_reason"]] for choice in answer["choices"]])
+
+
+def give_up(client: httpx.Client, asked: dict[str, Any], rng: random.Random, tally: Tally) -> None:
+    """Begin a long text, and go away after some events, or let it run out of time."""
+    n, policy = asked.get("n", 1), POLICY.format(asked["decoding"]["policy"])
+    tally.figures.update({"bitmtp_requests_total": 1, "bitmtp_texts_total": n})
+    tally.unknown.update({PROMPT: n * 10_000, policy: n})
+    late = n == 1 and rng.random() < 0.5
+    long = {**asked, "max_tokens": LONG, "stream": True, "decoding": {**asked["decoding"], "trace": True}}
+    events = rng.randrange(20)
+    with client.stream(
+        "POST", "/v1/chat/completions", json=long | ({"timeout": events / 10 + 0.1} if late else {})
+    ) as got:
+        for number, event in enumerate(lines(got)):
+            tally.figures[GENERATED] += sum(len(choice.get("tokens", ())) for choice in event.get("choices", ()))
+            if not late and number >= events:
+                break
+    tally.ends["late" if late else "left"] += 1
+    if not late:
+        tally.unknown[GENERATED] += n * LONG
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +148,9 @@ def metrics(client: httpx.Client) -> Counter[str]:
         name, _, value = line.rpartition(" ")
         bare = name.partition("{")[0]
         other = bare == "bitmtp_requests_total" and ('path="/v1/chat/completions"' not in name or '"200"' not in name)
-        if bare in (*FIGURES, "bitmtp_running", "bitmtp_waiting") and not other:
+        if name in FIGURES:
+            found[name] += int(float(value))
+        elif bare in (*FIGURES, "bitmtp_running", "bitmtp_waiting") and not other:
             found[bare] += int(float(value))
     return found
 
@@ -167,7 +184,10 @@ def run_round(url: str, arguments: argparse.Namespace, number: int, texts: dict[
         with httpx.Client(base_url=url, timeout=600, verify=False) as client:
             while time.monotonic() < end:
                 index = rng.randrange(arguments.pool)
-                said = ask(client, body(index), number % 2 == 1 and rng.random() < 0.3, tally)
+                if number % 2 == 1 and rng.random() < 0.3:
+                    give_up(client, body(index), rng, tally)
+                    continue
+                said = ask(client, body(index), tally)
                 if said is not None and texts.setdefault(index, said) != said:
                     tally.wrong.append(f"request {index}: {said}, before {texts[index]}")
 
@@ -181,7 +201,9 @@ def run_round(url: str, arguments: argparse.Namespace, number: int, texts: dict[
             whole.figures += tally.figures
             whole.unknown += tally.unknown
             whole.wrong += tally.wrong
-        compare(whole, before, settled(client))
+        after = settled(client)
+        if arguments.compared:
+            compare(whole, before, after)
     return {"round": number, "ends": dict(whole.ends), "figures": dict(whole.figures), "wrong": whole.wrong}
 
 
@@ -214,8 +236,17 @@ def wait_for_health(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def memory_mib(pid: int) -> int:
-    """Resident memory of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 >> 20
+    """Resident memory of a process and those that it has started."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    pages, family = 0, [pid]
+    for member in family:
+        family += children.get(member, ())
+        with suppress(OSError):
+            pages += int(Path(f"/proc/{member}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
 def main() -> int:
@@ -226,13 +257,18 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--pool", type=int, default=350, help="distinct requests")
     arguments, server = parser.parse_known_args()
+    arguments.compared = "--replicas" not in server
     texts: dict[int, str] = {}
-    wrong = 0
+    wrong, memory = 0, list[int]()
+    rounds = max(round(arguments.seconds / arguments.round), 1)
     with serving(server) as (url, pid):
-        for number in range(max(round(arguments.seconds / arguments.round), 1)):
-            report = run_round(url, arguments, number, texts) | {"memory_mib": memory_mib(pid)}
+        for number in range(rounds):
+            report = run_round(url, arguments, number, texts)
+            memory.append(memory_mib(pid))
+            if number > max(rounds // 4, 8) and memory[-1] > GROWTH * memory[rounds // 4]:
+                report["wrong"].append(f"memory grows: {memory} MiB")
             wrong += len(report["wrong"])
-            print(json.dumps({**report, "wrong": report["wrong"][:5]}), flush=True)
+            print(json.dumps({**report, "memory_mib": memory[-1], "wrong": report["wrong"][:5]}), flush=True)
     return 1 if wrong else 0
 
 

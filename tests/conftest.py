@@ -41,6 +41,9 @@ NEEDS = {
 }
 MISSING = {folder: need for folder, need in NEEDS.items() if find_spec(need[0]) is None}
 collect_ignore = list(MISSING)
+# The one backend to run tests on that depend on none; unset: those about backends run on each that runs here, others on
+# the fastest.
+CHOSEN = os.environ.get("BITMTP_TEST_BACKEND")
 SPECIAL = ("<|pad|>", "<|start|>", "<|end|>")
 END = 2
 LEVELS = {2: 1, 4: 4, 8: 60}  # integer that stands for a vocabulary weight of 1
@@ -235,12 +238,17 @@ def random_tokens(random: np.random.Generator, count: int, config: ModelConfig) 
     return list(tokens)
 
 
-@pytest.fixture(params=["reference", "cpu", "cuda"])
+def any_backend() -> str:
+    """The backend for tests to which it does not matter which."""
+    return CHOSEN or ("reference" if why_unavailable("cpu") else "cpu")
+
+
+@pytest.fixture(params=[CHOSEN] if CHOSEN else ["reference", "cpu", "cuda"])
 def backend_name(request: pytest.FixtureRequest) -> str:
-    """Every backend that runs here."""
+    """Every backend that runs here, or the chosen one."""
     name: str = request.param
     if reason := why_unavailable(name):
-        pytest.skip(reason)
+        (pytest.fail if CHOSEN else pytest.skip)(reason)
     return name
 
 

@@ -132,6 +132,14 @@ def test_stop_strings_end_both_at_the_same_place(engine: Engine, stop_at: int) -
         check_figures(result)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_a_text_cut_within_a_character_does_not_show_it(engine: Engine, size: int) -> None:
+    beginning = engine.tokenizer.encode("\U0001f6a2")[0]
+    request = Request("otter", size, sampling=Sampling(logit_bias=((beginning, 1e9),)))
+    assert engine.generate(request).text == "\ufffd" * (size - 1), "one begins where another was not finished"
+    assert "".join(chunk.text for chunk in engine.stream(request)) == "\ufffd" * (size - 1)
+
+
 @pytest.mark.parametrize("name", ["confidence", "hybrid"])
 def test_lossy_policies_are_deterministic(engine: Engine, name: str) -> None:
     for tau in (0.0, 0.05, 0.9):

@@ -122,3 +122,11 @@ def test_damaged_files(file: str, data: bytes | None, tokenizer_folder: Path, tm
     with pytest.raises(CheckpointError, match=file) as caught:
         Tokenizer(copy)
     assert "\n" not in str(caught.value)
+
+
+def test_what_makes_the_library_panic_is_one_line(tokenizer_folder: Path, tmp_path: Path) -> None:
+    data = json.loads((tokenizer_folder / "tokenizer.json").read_text(encoding="utf-8"))
+    data["model"]["continuing_subword_prefix"] = "a" * 5000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="not a tokenizer"):
+        Tokenizer(tmp_path)

@@ -14,7 +14,8 @@ _INCOMPLETE = "\ufffd"
 class TextStream:
     """Turns tokens into text piece by piece; what it has returned is never taken back.
 
-    A character whose bytes are not all there, and an ending that may become a stop string, are held back.
+    A character whose bytes are not all there, and an ending that may become a stop string, are held back; such a
+    character is not shown at the end of the text either.
 
     Attributes:
         stops: strings that end the text; the text ends before them.
@@ -27,8 +28,9 @@ class TextStream:
     text: str = ""
     stopped: bool = False
     _ids: list[int] = field(default_factory=list)
-    _start: int = 0  # ids before it are settled
-    _settled: str = ""  # text of what lies between _start and the last complete character
+    _start: int = 0  # the piece that was settled last begins here
+    _end: int = 0  # and ends here
+    _settled: str = ""  # its text
     _held: str = ""  # complete characters that may be the beginning of a stop string
 
     def push(self, token: int) -> str:
@@ -40,7 +42,7 @@ class TextStream:
         """What was held back, at the end of the text."""
         if self.stopped:
             return ""
-        text = self.tokenizer.decode(self._ids[self._start :])
+        text = self.tokenizer.decode_whole(self._ids[self._start :])
         return self._release(text[len(self._settled) :], last=True)
 
     def _complete(self) -> str:
@@ -48,9 +50,11 @@ class TextStream:
         if text.endswith(_INCOMPLETE):
             return ""
         new = text[len(self._settled) :]
-        # Decode from the token before, so that a decoder that treats the first token of a text apart changes nothing.
-        self._start = max(len(self._ids) - 1, 0)
-        self._settled = self.tokenizer.decode(self._ids[self._start :])
+        if new:
+            # Decode from the piece before on: some decoders treat the first token of a text apart, others a run of
+            # bytes as one.
+            self._start, self._end = self._end, len(self._ids)
+            self._settled = self.tokenizer.decode(self._ids[self._start :])
         return new
 
     def _release(self, new: str, *, last: bool) -> str:

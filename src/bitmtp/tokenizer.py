@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +17,12 @@ from tokenizers import Tokenizer as _Tokenizer
 from bitmtp.errors import CheckpointError, RequestError
 
 Message = Mapping[str, Any]
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte that is a token of its own
+_PRINTED = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+# The characters by which byte-level tokenizers write bytes: most as they print, the others from U+0100 on.
+_BYTES = {chr(byte): byte for byte in _PRINTED} | {
+    chr(0x100 + place): byte for place, byte in enumerate(sorted(set(range(256)) - set(_PRINTED)))
+}
 
 
 class Tokenizer:
@@ -31,7 +39,9 @@ class Tokenizer:
             raise CheckpointError(f"{file}: missing; a checkpoint folder must hold it")
         try:
             self._tokenizer = _Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises plain Exception
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises plain Exception, and what Rust calls a panic
             raise CheckpointError(f"{file}: not a tokenizer ({error})") from None
         size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         if vocab_size is not None and size > vocab_size:
@@ -70,6 +80,26 @@ class Tokenizer:
         """Text of token ids; an incomplete character at the end shows as U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
 
+    def decode_whole(self, ids: Sequence[int]) -> str:
+        """The same without a last character of which bytes are missing."""
+        text = self.decode(ids)
+        if not text.endswith("\ufffd"):
+            return text
+        raw = [self._bytes(token) for token in ids]
+        missing = _unfinished(b"".join(raw))
+        while missing and missing >= len(raw[-1]):
+            missing -= len(raw.pop())
+        text = self.decode(ids[: len(raw)])
+        return text[:-1] if missing else text
+
+    def _bytes(self, token: int) -> bytes:
+        name = self._tokenizer.id_to_token(token)
+        if name is None or not self._tokenizer.decode([token]):  # special tokens are no text
+            return b""
+        if byte := _BYTE.fullmatch(name):
+            return bytes.fromhex(byte[1])
+        return bytes(_BYTES[each] for each in name) if _BYTES.keys() >= set(name) else name.encode()
+
     def token_id(self, token: str) -> int | None:
         """Id of a token by its exact text, or None."""
         return self._tokenizer.token_to_id(token)
@@ -104,6 +134,13 @@ class Tokenizer:
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
         environment.globals["raise_exception"] = _reject
         return environment.from_string(source)
+
+
+def _unfinished(raw: bytes) -> int:
+    """How many of the last bytes are the beginning of a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(raw)
+    return len(decoder.getstate()[0])
 
 
 def _reject(reason: str) -> NoReturn:

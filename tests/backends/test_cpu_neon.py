@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import random_checkpoint, random_tokens, tiny_config
-from numpy.typing import NDArray
+from model_file import write_model_file
 
 from bitmtp.backends.base import Head, Output, causal_rows
 from bitmtp.backends.reference import ReferenceBackend
-from bitmtp.backends.weights import rope_table
 from bitmtp.checkpoint import Checkpoint
 from bitmtp.sampling import GREEDY, Choice, Sampling
 
@@ -50,21 +49,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-def _write(path: Path, made: Checkpoint, tokens: list[int]) -> None:
-    config = made.config
-    shape = (
-        config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers, config.num_heads,
-        config.num_kv_heads, config.head_dim, config.block_size, config.chain_rank, config.embedding_bits,
-    )  # fmt: skip
-    cos, sin = rope_table(config, config.max_position)
-    extra: dict[str, NDArray[np.generic]] = {"rope.cos": cos, "rope.sin": sin}
-    extra |= {"shape": np.array(shape, np.int32), "tokens": np.array(tokens, np.int32)}
-    with path.open("wb") as file:
-        for name, tensor in {**made.tensors, **extra}.items():
-            dimensions = " ".join(map(str, tensor.shape))
-            file.write(f"{name} {dimensions} : {tensor.nbytes}\n".encode() + tensor.tobytes())
-
-
 def _expected(made: Checkpoint, tokens: list[int]) -> Iterator[Output]:
     backend = ReferenceBackend(made)
     heads = [Head.EXACT] * len(tokens)
@@ -86,7 +70,7 @@ def _expected(made: Checkpoint, tokens: list[int]) -> Iterator[Output]:
 def test_arm64_gives_the_same_bits(program: Path, tmp_path: Path, isa: str, changes: dict[str, object]) -> None:
     made = random_checkpoint(tiny_config(vocab_size=4_500, num_layers=1, **changes))
     tokens = random_tokens(np.random.default_rng(4), 40, made.config)
-    _write(tmp_path / "model.bin", made, tokens)
+    write_model_file(tmp_path / "model.bin", made, tokens)
     environment = {**os.environ, "BITMTP_ISA": isa}
     command = [EMULATOR, str(program), str(tmp_path / "model.bin")]
     run = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)

@@ -132,6 +132,20 @@ def test_how_the_source_samples_goes_along(source: Path, tmp_path: Path) -> None
     assert json.loads((tmp_path / "model" / "generation_config.json").read_text()) == {"temperature": 0.6, "top_p": 0.9}
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [([1, "x", {"name": "default"}], None), ([{"name": "default", "template": 5}], "chat_template is 5; expected"),
+     ("\ud800", None), (1.5, "chat_template is 1.5")],
+)  # fmt: skip
+def test_tokenizer_settings_of_another_kind(source: Path, tmp_path: Path, template: Any, said: str | None) -> None:
+    (source / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    if said is None:
+        convert(source, tmp_path / "model", UNCHECKED, Heard())
+    else:
+        with pytest.raises(CheckpointError, match=said):
+            convert(source, tmp_path / "model", UNCHECKED, Heard())
+
+
 def test_another_tokenizer(source: Path, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (source / name).unlink()

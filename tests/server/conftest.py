@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import make_engine, random_checkpoint, tiny_config, why_unavailable
+from conftest import any_backend, make_engine, random_checkpoint, tiny_config
 
 from bitmtp.core.costs import CostTable, Tuning
 from bitmtp.engine import Engine
@@ -89,9 +89,8 @@ COSTS = Tuning(CostTable((1, 8, 64), (3.0, 4.0, 30.0)))
 
 
 def make(tokenizer_folder: Path) -> Engine:
-    """A tiny model with room for long prompts, on the fastest backend that runs here."""
-    backend = "reference" if why_unavailable("cpu") else "cpu"
-    made = make_engine(backend, random_checkpoint(tiny_config(max_position=2048)), tokenizer_folder)
+    """A tiny model with room for long prompts, on the backend that tests run on."""
+    made = make_engine(any_backend(), random_checkpoint(tiny_config(max_position=2048)), tokenizer_folder)
     return Engine(made.backend, made.tokenizer, made.context, COSTS)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DATA, make_engine, random_checkpoint, tiny_config, why_unavailable
+from conftest import DATA, any_backend, make_engine, random_checkpoint, tiny_config
 
 from bitmtp.core.policies import POLICIES, make_policy
 from bitmtp.engine import Request
@@ -262,7 +262,7 @@ def futile(tokenizer_folder: Path) -> Iterator[Running]:
     for name in ("mask_embedding.weight", "chain.output.weight"):
         if name in made.tensors:
             made.tensors[name][:] *= -3
-    backend = "reference" if why_unavailable("cpu") else "cpu"
+    backend = any_backend()
     with running(make_engine(backend, made, tokenizer_folder)) as server:
         yield server
 
@@ -303,6 +303,17 @@ def test_content_in_parts_and_a_developer(served: Running) -> None:
     ids = [served.post("/tokenize", messages=messages).json() for messages in (plain, parts)]
     assert ids[0] == ids[1]
     assert ids[0]["count"] == len(ids[0]["tokens"])
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_text_cut_within_a_character_does_not_show_it(served: Running, size: int) -> None:
+    beginning = served.engine.tokenizer.encode("\U0001f6a2")[0]
+    body: dict[str, Any] = {"prompt": "otter", "max_tokens": size, "logit_bias": {str(beginning): 100}}
+    choice = served.complete(**body)["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("\ufffd" * (size - 1), "length")
+    events = served.post("/v1/completions", **body, stream=True).text.splitlines()
+    shown = [json.loads(line[6:]) for line in events if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["text"] for event in shown) == choice["text"]
 
 
 def test_tokenize_models_and_health(served: Running) -> None:

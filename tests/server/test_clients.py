@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import END
+from conftest import DATA, END
 
 from bitmtp.core.policies import make_policy
 from bitmtp.engine import Request
@@ -112,6 +112,14 @@ def test_openai_errors(openai_client: Any) -> None:
         openai_client.completions.create(model="another", prompt="x")
     with pytest.raises(openai.APIError, match="time limit"):
         list(openai_client.completions.create(model=MODEL, prompt="x", stream=True, extra_body={"timeout": 1e-6}))
+
+
+@pytest.mark.parametrize("client", sorted(file.stem for file in (DATA / "requests").glob("*.json")))
+def test_what_clients_send_is_taken(served: Running, client: str) -> None:
+    for asked in json.loads((DATA / "requests" / f"{client}.json").read_text(encoding="utf-8")):
+        body = {**asked["body"], "model": MODEL, "max_completion_tokens": None, "max_tokens": 8}
+        response = served.post(asked["path"], **body)
+        assert response.status_code == 200, f"{asked}: {response.text}"
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -156,3 +156,27 @@ def test_any_json_object(served: Running) -> None:
             ended += 1
             assert isinstance(json.loads(answer["message"]["content"]), dict)
     assert ended
+
+
+@pytest.mark.parametrize("number", [-(1 << 63), 1 - (1 << 63), -(1 << 64), 1 << 64])
+@pytest.mark.parametrize("place", ["response_format", "tools"])
+def test_integers_at_the_edge_of_64_bits_are_no_fault(served: Running, place: str, number: int) -> None:
+    """Some would end the process within the library."""
+    schema = {"type": "object", "properties": {"a": {"enum": [number]}}}
+    asked: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    if place == "tools":
+        asked = {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]}
+        asked["tool_choice"] = "required"
+    response = served.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], max_tokens=2, **asked)
+    assert response.status_code in (200, 400), response.text
+    assert served.client.get(served.url + "/health").status_code == 200
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "speculative", "auto"])
+@pytest.mark.parametrize("text", ["<|end|>", "a<|pad|>", "<|start|>b"])
+def test_the_names_of_special_tokens_are_text_in_a_schema(served: Running, text: str, policy: str) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": text}}}
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 40, "decoding": {"policy": policy}}
+    response = served.post("/v1/chat/completions", **body, response_format=form, timeout=10)
+    assert response.status_code == 200, response.text
+    assert json.loads(response.json()["choices"][0]["message"]["content"]) == text

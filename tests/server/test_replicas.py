@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import random_checkpoint, tiny_config, why_unavailable, write_model
+from conftest import any_backend, random_checkpoint, tiny_config, write_model
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
@@ -33,7 +33,7 @@ def load(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Ca
     """What each replica loads: a tiny model that can write for seconds."""
     made = random_checkpoint(tiny_config(max_position=8192))
     folder = write_model(tmp_path_factory.mktemp("models") / "tiny", made, tokenizer_folder)
-    return partial(Engine.load, folder, backend="reference" if why_unavailable("cpu") else "cpu", threads=1)
+    return partial(Engine.load, folder, backend=any_backend(), threads=1)
 
 
 @pytest.fixture(scope="module")

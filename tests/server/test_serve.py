@@ -14,11 +14,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import why_unavailable
+from conftest import any_backend
 
 from .conftest import wait_for
 
-BACKEND = "reference" if why_unavailable("cpu") else "cpu"
+BACKEND = any_backend()
 
 
 def command(*arguments: str) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import make_engine, random_checkpoint, tiny_config, why_unavailable
+from conftest import any_backend, make_engine, random_checkpoint, tiny_config
 
 from bitmtp.core.costs import CostTable, Tuning
 from bitmtp.engine import Engine
@@ -53,7 +53,7 @@ class Brake:
 def engine(tokenizer_folder: Path) -> Engine:
     """A tiny model on the fastest backend that runs here, behind a brake. What its passes cost is given: by measured
     costs the adaptive policy would decide anew in each run, and draft wider than the server lets it."""
-    backend = "reference" if why_unavailable("cpu") else "cpu"
+    backend = any_backend()
     made = make_engine(backend, random_checkpoint(tiny_config(max_position=2048)), tokenizer_folder)
     costs = Tuning(CostTable((1, 2, 8, 16), (3.7, 4.4, 7.4, 13.2)))
     return Engine(Brake(made.backend), made.tokenizer, made.context, costs)  # type: ignore[arg-type]

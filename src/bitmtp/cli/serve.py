@@ -73,8 +73,13 @@ def serve(
 
     sockets = hosting.listen(host, port)  # before the model is loaded: a port in use is reported at once
     app = create_app(model.load(profile), options)
+    scheduler = app.state.scheduler
     print(f"bitmtp: {options.model_name} at http://{host}:{port}", file=sys.stderr)
-    hosting.make_server(app, options, lambda: app.state.scheduler.stop(options.grace)).run(sockets)
+    hosting.make_server(app, options, lambda: scheduler.stop(options.grace), lambda: scheduler.fault is None).run(
+        sockets
+    )
+    if scheduler.fault is not None:
+        raise BitMTPError(f"the backend writes no text any more ({scheduler.fault!r}); start the server again")
 
 
 def _serve_replicas(

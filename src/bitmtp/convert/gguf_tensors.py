@@ -48,6 +48,8 @@ class Reader(GGUFReader):
     """The package's reader, but for the tensors: it knows neither I2_S nor the ids of PrismML's fork."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> NDArray[Any]:
+        if type(self.data) is not np.ndarray:  # slices of a memory map cost ten times as much
+            self.data = self.data.view(np.ndarray)
         # A length beyond the end would be taken for what there is, and counted through to it.
         if int(offset) + np.dtype(dtype).itemsize * int(count) > len(self.data):
             raise ValueError("a length in it reaches beyond the end")

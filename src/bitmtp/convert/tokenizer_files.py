@@ -16,7 +16,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     """Copy ``tokenizer.json`` and ``tokenizer_config.json``; a template in a file of its own joins the latter.
 
     Raises:
-        CheckpointError: there is no ``tokenizer.json``.
+        CheckpointError: there is no ``tokenizer.json``, or the settings are not what they should be.
     """
     if not (source / "tokenizer.json").exists():
         raise CheckpointError(f"{source / 'tokenizer.json'}: missing; name a folder that holds it with --tokenizer")
@@ -31,8 +31,11 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     if template.exists():
         settings["chat_template"] = template.read_text(encoding="utf-8")
     if isinstance(settings.get("chat_template"), list):  # several by name
+        named = [each for each in settings["chat_template"] if isinstance(each, dict)]
         settings["chat_template"] = next(
-            (each["template"] for each in settings["chat_template"] if each.get("name") == "default"), None
+            (each.get("template") for each in named if each.get("name") == "default"), None
         )
-    text = json.dumps(settings, indent=1, ensure_ascii=False) + "\n"
-    (target / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    for key, value in settings.items():
+        if not isinstance(value, str | None):
+            raise CheckpointError(f"{file}: {key} is {str(value)[:40]}; expected a text")
+    (target / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")

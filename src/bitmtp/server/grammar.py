@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # One spelling of white space: a small model that may choose it freely likes to write nothing else.
 _JSON: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Integers that round to the smallest of 64 bits: llguidance 1.9 overflows the stack on them, which ends the process.
+_OVERFLOWING = re.compile(r"-9223372036854775\d{3}")
 
 
 class TokenGrammar:
@@ -78,7 +81,11 @@ class Grammars:
         Raises:
             ApiError: 400, the schema is broken or uses what is not supported.
         """
-        return self._compile(LLMatcher.grammar_from_json_schema(schema, overrides=_JSON), "response_format")
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)
+        except ValueError as error:  # it holds an integer of more than 64 bits
+            raise invalid(f"this schema cannot be used: {error}", "response_format") from None
+        return self._compile(grammar, "response_format")
 
     def lark(self, grammar: str) -> TokenGrammar:
         """Text of a grammar in llguidance's dialect of Lark.
@@ -106,6 +113,8 @@ class Grammars:
         return self._compile(LLMatcher.grammar_from_lark("\n".join(rules)), "tools")
 
     def _compile(self, grammar: str, param: str, what: str = "schema") -> TokenGrammar:
+        if found := _OVERFLOWING.search(grammar):
+            raise invalid(f"this {what} cannot be used: {found[0]} is out of range", param)
         matcher = LLMatcher(self._vocabulary.compiled, grammar, log_level=0)
         if matcher.is_error():
             raise invalid(f"this {what} cannot be used: {_first_line(matcher)}", param)

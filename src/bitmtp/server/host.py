@@ -80,11 +80,15 @@ def bound(options: ServerOptions) -> type[Connection]:
 
 
 class Server(uvicorn.Server):
-    """Says so when it begins to stop."""
+    """Says so when it begins to stop, and stops when there is nobody left to serve by."""
 
-    def __init__(self, config: uvicorn.Config, stopping: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, stopping: Callable[[], None], alive: Callable[[], bool]) -> None:
         super().__init__(config)
-        self._stopping = stopping
+        self._stopping, self._alive = stopping, alive
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop; asked ten times a second."""
+        return await super().on_tick(counter) or not self._alive()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more requests, and wait for those that run."""
@@ -105,11 +109,17 @@ def listen(host: str, port: int) -> list[socket.socket]:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
-def make_server(app: ASGIApp, options: ServerOptions, stopping: Callable[[], None] = lambda: None) -> Server:
+def make_server(
+    app: ASGIApp,
+    options: ServerOptions,
+    stopping: Callable[[], None] = lambda: None,
+    alive: Callable[[], bool] = lambda: True,
+) -> Server:
     """A server for an application; run it on sockets of :func:`listen`.
 
     Args:
         stopping: called when the server is told to stop; what runs then has the options' grace to end.
+        alive: whether there is a reason to go on.
     """
     _allow_open_files()
     settings = uvicorn.Config(
@@ -123,7 +133,7 @@ def make_server(app: ASGIApp, options: ServerOptions, stopping: Callable[[], Non
         timeout_keep_alive=int(options.receive_timeout) + 1,  # the connection's own limit comes first
         timeout_graceful_shutdown=int(options.grace + LEAVING),
     )
-    return Server(settings, stopping)
+    return Server(settings, stopping, alive)
 
 
 def _allow_open_files() -> None:

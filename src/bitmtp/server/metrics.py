@@ -41,9 +41,9 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, text, buckets=buckets, registry=self._registry)
 
-    def finished(self, result: Result, stats: Stats, prompt_tokens: int, cached: int) -> None:
-        """A text came to its end."""
-        self.prompt.labels("computed").inc(prompt_tokens - cached)
+    def written(self, result: Result, stats: Stats, prompt_tokens: int, cached: int) -> None:
+        """A text ended, in whatever way; of its prompt ``prompt_tokens`` were had, ``cached`` of them from others."""
+        self.prompt.labels("computed").inc(max(prompt_tokens - cached, 0))
         self.prompt.labels("reused").inc(cached)
         self.generated.inc(result.num_tokens)
         self.proposed.inc(stats.proposed)

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bitmtp.backends.base import Workload
+from bitmtp.backends.base import Workload, prefill_by_steps
 from bitmtp.core.text import Text
 from bitmtp.engine import Engine, Generation
+from bitmtp.sampling import GREEDY
 from bitmtp.server.errors import ApiError, busy, failed, shutting_down, timed_out
 from bitmtp.server.jobs import Job, Piece, Proposal, Update
 from bitmtp.server.metrics import Metrics
@@ -58,7 +59,12 @@ class Scheduler:
 
     A job is told of its progress through :attr:`Job.listen`, and always of an end: a result or an error, unless it was
     cancelled.
+
+    Attributes:
+        fault: why it ended though nobody stopped it.
     """
+
+    fault: BaseException | None = None
 
     def __init__(self, engine: Engine, options: ServerOptions, metrics: Metrics) -> None:
         self._engine = engine
@@ -121,7 +127,11 @@ class Scheduler:
                 self._admit()
                 self._turn()
             self._cache.clear()
-        finally:  # only a fault of the scheduler itself leaves anything here; nobody shall wait for ever
+        except Exception as fault:
+            self.fault = fault
+            _log.critical("no text can be written any more", exc_info=fault)
+        finally:  # only a fault leaves anything here; nobody shall wait for ever
+            self.stop(0)
             for job in [slot.job for slot in self._slots] + list(self._queue):
                 self._tell(job, Update(error=failed()))
 
@@ -206,13 +216,21 @@ class Scheduler:
             self._metrics.pass_time.observe((time.perf_counter() - begun) / len(loop.widths))
 
     def _blame(self, error: Exception) -> None:
-        """A pass failed: the texts that cannot even run alone are given up, the others go on."""
+        """A pass failed: the texts that cannot even run alone are given up, the others go on.
+
+        Raises:
+            Exception: nothing runs any more, not even a token that has nothing to do with them.
+        """
+        _log.error("a pass failed", exc_info=error)
         for slot in list(self._slots):
             try:
                 self._engine.loop.run([slot.text])
             except Exception as own:
                 self._drop(slot, own)
-        _log.error("a pass failed", exc_info=error)
+        if not self._slots:
+            sequence = self._engine.backend.open()
+            prefill_by_steps(self._engine.backend, sequence, [0], GREEDY)
+            self._engine.backend.close(sequence)
 
     def _hand_over(self, slot: _Slot) -> None:
         """Tell a job what its text has committed: all at once, or each iteration if it wants a trace."""
@@ -232,7 +250,6 @@ class Scheduler:
             self._metrics.ttft.observe(time.monotonic() - job.submitted)
         if slot.text.finish is not None:
             result, stats = generation.result, slot.text.stats
-            self._metrics.finished(result, stats, len(job.ids), slot.cached)
             news = Update(tuple(pieces), checked=_checked(slot), result=result, stats=stats, cached=slot.cached)
             self._release(slot, news)
         elif pieces:
@@ -243,8 +260,7 @@ class Scheduler:
     def _release(self, slot: _Slot, update: Update) -> None:
         """Free the slot, keep its K/V for others, tell the job."""
         text = slot.text
-        self._slots.remove(slot)
-        self._engine.loop.leave(text)
+        self._leave(slot)
         if text.materialized:
             self._engine.backend.truncate(slot.sequence, text.materialized)
             self._cache.put(slot.sequence, np.array(text.committed[: text.materialized], np.int32))
@@ -255,10 +271,17 @@ class Scheduler:
 
     def _drop(self, slot: _Slot, error: Exception) -> None:
         """Give up a text that cannot go on; nothing of it is reused."""
-        self._slots.remove(slot)
-        self._engine.loop.leave(slot.text)
+        self._leave(slot)
         self._engine.backend.close(slot.sequence)
         self._fail(slot.job, error)
+
+    def _leave(self, slot: _Slot) -> None:
+        """Free the slot. What was written counts, whether the text came to its end or not."""
+        text = slot.text
+        self._slots.remove(slot)
+        self._engine.loop.leave(text)
+        prompt = min(text.materialized, len(slot.job.ids))
+        self._metrics.written(slot.generation.result, text.stats, prompt, slot.cached)
 
     def _fail(self, job: Job, error: Exception) -> None:
         if not isinstance(error, ApiError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 from collections.abc import Iterable
 
 from llguidance import LLTokenizer
@@ -20,14 +21,13 @@ class Vocabulary:
     def __init__(self, engine: Engine) -> None:
         tokenizer, config = engine.tokenizer, engine.config
         self.eos = frozenset(config.eos_token_ids)
-        self.compiled = LLTokenizer(
-            tokenizer.definition, n_vocab=config.vocab_size, eos_token=list(config.eos_token_ids)
-        )
+        spelled, self._special = _without_names(tokenizer.definition)
+        self.compiled = LLTokenizer(spelled, n_vocab=config.vocab_size, eos_token=list(config.eos_token_ids))
         self._tokenizer = tokenizer
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token, special or not."""
-        return bytes(self.compiled.decode_bytes([token]))
+        return self._special.get(token) or bytes(self.compiled.decode_bytes([token]))
 
     def names(self, tokens: Iterable[int]) -> dict[int, str]:
         """A name for each token, no two alike: its text; its bytes, if that is no whole characters; its id, if another
@@ -41,6 +41,25 @@ class Vocabulary:
     def in_text(self, token: int) -> bytes:
         """The bytes that a token adds to a text: none if it is special."""
         return self.bytes_of(token) if self._tokenizer.decode([token]) else b""
+
+
+def _without_names(definition: str) -> tuple[str, dict[int, bytes]]:
+    """A tokenizer whose special tokens have names that stand in no text, and the names they had.
+
+    A schema may hold such a name: it is spelled then, in tokens that are text.
+    """
+    data = json.loads(definition)
+    words, names = data["model"]["vocab"], dict[int, bytes]()
+    for token in data["added_tokens"]:
+        if token["special"]:
+            name, other = token["content"], f"\ufdd0{token['id']}"
+            names[token["id"]], token["content"] = name.encode(), other
+            if isinstance(words, list) and token["id"] < len(words):
+                words[token["id"]][0] = other
+            elif isinstance(words, dict) and name in words:
+                words[other] = words.pop(name)
+    data["post_processor"] = None  # it would look for the names
+    return json.dumps(data), names
 
 
 def _name(raw: bytes) -> str:

@@ -52,6 +52,8 @@ def packed_tensors(model: Model) -> dict[str, NDArray[Any]]:
 def export(config: ModelConfig, tensors: Mapping[str, NDArray[Any]], folder: Path, tokenizer_from: Path) -> None:
     """Write a checkpoint at ``folder``, in place of one that is there (which stays until the new one is whole)."""
     fresh, old = (folder.with_name(f"{folder.name}.{suffix}") for suffix in ("new", "old"))
+    if old.exists() and not folder.exists():  # a run was killed between the two renames below
+        os.rename(old, folder)
     for leftover in (fresh, old):
         shutil.rmtree(leftover, ignore_errors=True)
     checkpoint.write(fresh, config, tensors, tokenizer_from)
