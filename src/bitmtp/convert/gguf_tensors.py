@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, dequantize
@@ -49,7 +49,7 @@ class Reader(GGUFReader):
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> NDArray[Any]:
         if type(self.data) is not np.ndarray:  # slices of a memory map cost ten times as much
-            self.data = self.data.view(np.ndarray)
+            self.data = cast(Any, self.data.view(np.ndarray))
         # A length beyond the end would be taken for what there is, and counted through to it.
         if int(offset) + np.dtype(dtype).itemsize * int(count) > len(self.data):
             raise ValueError("a length in it reaches beyond the end")
