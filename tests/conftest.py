@@ -27,6 +27,7 @@ from bitmtp.checkpoint import Checkpoint, TensorSpec, tensor_specs
 from bitmtp.config import ModelConfig
 from bitmtp.engine import Engine
 from bitmtp.errors import BackendError
+from bitmtp.layout import Layout
 from bitmtp.ternary import pack
 from bitmtp.tokenizer import Tokenizer as BitMTPTokenizer
 
@@ -121,6 +122,31 @@ def tiny_config(**changes: Any) -> ModelConfig:
     return replace(base, **changes)
 
 
+# Every layout, mixed within a layer and between layers, in sizes that suit groups of 32.
+LOW_BIT: dict[str, Any] = {
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 24,
+    "attention_bias": True,
+    "layouts": (
+        ("attention.q", Layout(8, 32)),
+        ("attention.k", Layout(8, 32)),
+        ("attention.v", Layout(8, 16)),
+        ("attention.o", Layout(2, 32, minimum=True)),
+        ("layers.0.mlp.gate", Layout(4, 32)),
+        ("layers.0.mlp.up", Layout(4, 32)),
+        ("mlp.gate", Layout(8)),
+        ("mlp.up", Layout(8)),
+        ("mlp.down", Layout(4, 32, minimum=True)),
+        ("layers.0.mlp.down", Layout(8, 32, minimum=True)),
+        ("embedding", Layout(4, 32)),
+        ("head", Layout(4, minimum=True)),
+    ),
+}
+
+
 def _vocabulary(
     random: np.random.Generator, spec: TensorSpec, common: NDArray[Any], spread: float, bits: int
 ) -> NDArray[Any]:
@@ -145,13 +171,30 @@ def _layer_tensor(random: np.random.Generator, name: str, spec: TensorSpec) -> N
     return random.uniform(0.6, 1.4, spec.shape).astype(np.float32)
 
 
+def _low_bit_tensor(
+    random: np.random.Generator, part: str, spec: TensorSpec, layout: Layout, inputs: int
+) -> NDArray[Any]:
+    """Integers of the whole range, scaled so that the matrix's outputs are about as large as its inputs."""
+    if part == "weight":
+        return random.integers(0, 256, spec.shape, dtype=np.uint8).view(spec.dtype)
+    unit = 4 / (2**layout.bits * inputs**0.5)
+    if part == "scale":
+        return random.uniform(0.5 * unit, unit, spec.shape).astype(np.float32)
+    return random.uniform(-3, -1, spec.shape).astype(np.float32) / np.float32(inputs**0.5)
+
+
 def random_checkpoint(config: ModelConfig, seed: int = 0) -> Checkpoint:
     """An in-memory checkpoint of random weights whose text varies and whose drafts are accepted now and then."""
     random = np.random.default_rng(seed)
     common = random.normal(0, 0.7, config.hidden_size)
     tensors: dict[str, NDArray[Any]] = {}
-    for name, spec in tensor_specs(config).items():
-        if name in ("embedding.weight", "head.weight"):
+    specs = tensor_specs(config)
+    for name, spec in specs.items():
+        module, _, part = name.rpartition(".")
+        if (layout := config.layout(module)) and part != "bias":
+            inputs = specs[f"{module}.weight"].shape[1] * 8 // layout.bits
+            tensors[name] = _low_bit_tensor(random, part, spec, layout, inputs)
+        elif name in ("embedding.weight", "head.weight"):
             spread = 0.6 if name == "head.weight" or config.tie_embeddings else 0.25
             tensors[name] = _vocabulary(random, spec, common, spread, config.embedding_bits)
         elif name in ("embedding.scale", "head.scale"):

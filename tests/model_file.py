@@ -14,9 +14,11 @@ from bitmtp.checkpoint import Checkpoint
 def write_model_file(path: Path, made: Checkpoint, tokens: list[int]) -> None:
     """Write a model and some tokens."""
     config = made.config
+    step_inputs = config.group_size if config.activation_scale == "group" else 0
     shape = (
         config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers, config.num_heads,
-        config.num_kv_heads, config.head_dim, config.block_size, config.chain_rank, config.embedding_bits,
+        config.num_kv_heads, config.head_dim, config.block_size, config.chain_rank, step_inputs,
+        config.embedding_bits == 16,
     )  # fmt: skip
     cos, sin = rope_table(config, config.max_position)
     extra: dict[str, NDArray[np.generic]] = {"rope.cos": cos, "rope.sin": sin}

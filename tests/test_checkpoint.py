@@ -223,7 +223,7 @@ def test_numbers_that_are_not_finite(name: str, value: float, folder: Path) -> N
     ("changes", "message"),
     [
         ({"colour": "red"}, "unknown field 'colour'"),
-        ({"format_version": 2}, "version 2"),
+        ({"format_version": 3}, "version 3"),
         ({"format": "other"}, "format is 'other'"),
         ({"hidden_size": -4}, "hidden_size is -4"),
     ],

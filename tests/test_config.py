@@ -123,7 +123,7 @@ def test_refusals(changes: dict[str, Any], message: str) -> None:
     [
         ({"colour": "red"}, "unknown field 'colour'"),
         ({"format": "gguf"}, "format is 'gguf'"),
-        ({"format_version": 2}, "version 2"),
+        ({"format_version": 3}, "version 3"),
         ({"eos_token_ids": 2}, "int"),
         ({"block_size": "8"}, "expected int"),
     ],

@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 from bitmtp.config import ModelConfig
 from bitmtp.errors import CheckpointError, ConfigError
 from bitmtp.generation_config import GenerationConfig
+from bitmtp.layout import Layout
 
 Tensor = NDArray[Any]
 WEIGHTS = "model.safetensors"
@@ -48,7 +49,7 @@ class Checkpoint:
 
 
 def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """``[out, in]`` of each ternary product of a layer, by its name below ``layers.N``."""
+    """``[out, in]`` of each low-bit product of a layer, by its name below ``layers.N``."""
     hidden, inner = config.hidden_size, config.intermediate_size
     return {
         "attention.q": (config.attention_size, hidden),
@@ -65,8 +66,20 @@ def _scale_shape(config: ModelConfig, out: int, inputs: int) -> tuple[int, ...]:
     return {"tensor": (1,), "row": (out,), "group": (out, inputs // config.group_size)}[config.ternary_scale]
 
 
+def _layout_specs(name: str, layout: Layout, out: int, inputs: int) -> Iterator[tuple[str, TensorSpec]]:
+    signed = layout.bits == 8 and not layout.minimum
+    yield f"{name}.weight", TensorSpec((out, inputs * layout.bits // 8), "int8" if signed else "uint8")
+    factors = TensorSpec(layout.scale_shape(out, inputs), "float32")
+    yield f"{name}.scale", factors
+    if layout.minimum:
+        yield f"{name}.minimum", factors
+
+
 def _vocabulary_specs(config: ModelConfig, name: str) -> Iterator[tuple[str, TensorSpec]]:
     vocab, hidden, bits = config.vocab_size, config.hidden_size, config.embedding_bits
+    if layout := config.layout(name):
+        yield from _layout_specs(name, layout, vocab, hidden)
+        return
     if bits == 16:
         yield f"{name}.weight", TensorSpec((vocab, hidden), "float16")
         return
@@ -75,10 +88,13 @@ def _vocabulary_specs(config: ModelConfig, name: str) -> Iterator[tuple[str, Ten
     yield f"{name}.scale", TensorSpec((vocab,) if bits != 2 else _scale_shape(config, vocab, hidden), "float32")
 
 
-def _layer_specs(config: ModelConfig) -> Iterator[tuple[str, TensorSpec]]:
+def _layer_specs(config: ModelConfig, index: int) -> Iterator[tuple[str, TensorSpec]]:
     for name, (out, inputs) in linear_shapes(config).items():
-        yield f"{name}.weight", TensorSpec((out, inputs // 4), "uint8")
-        yield f"{name}.scale", TensorSpec(_scale_shape(config, out, inputs), "float32")
+        if layout := config.layout(f"layers.{index}.{name}"):
+            yield from _layout_specs(name, layout, out, inputs)
+        else:
+            yield f"{name}.weight", TensorSpec((out, inputs // 4), "uint8")
+            yield f"{name}.scale", TensorSpec(_scale_shape(config, out, inputs), "float32")
         if config.attention_bias and name in ("attention.q", "attention.k", "attention.v"):
             yield f"{name}.bias", TensorSpec((out,), "float32")
     norms = {"attention_norm": config.hidden_size, "mlp_norm": config.hidden_size}
@@ -110,9 +126,8 @@ def tensor_specs(config: ModelConfig) -> dict[str, TensorSpec]:
         specs["chain.hidden.weight"] = TensorSpec((config.chain_rank, 2 * config.hidden_size), "float32")
         specs["chain.output.weight"] = TensorSpec((config.hidden_size, config.chain_rank), "float32")
     specs["norm.weight"] = TensorSpec((config.hidden_size,), "float32")
-    layer = dict(_layer_specs(config))
     for index in range(config.num_layers):
-        specs |= {f"layers.{index}.{name}": spec for name, spec in layer.items()}
+        specs |= {f"layers.{index}.{name}": spec for name, spec in _layer_specs(config, index)}
     return specs
 
 
@@ -227,8 +242,11 @@ def _get_tensor(file: Path, shard: Any, name: str, spec: TensorSpec) -> Tensor:
         raise CheckpointError(f"{file}: tensor {name} is {found}; expected {spec.dtype} {list(spec.shape)}") from None
 
 
-def _inputs_per_byte(name: str, config: ModelConfig) -> int:
-    return 8 // config.embedding_bits if name.startswith(("embedding.", "head.")) else 4
+def _is_ternary(name: str, config: ModelConfig) -> bool:
+    """Whether a weight tensor holds the codes 0, 1 and 2 only."""
+    module, _, part = name.rpartition(".")
+    table = module in ("embedding", "head")
+    return part == "weight" and config.layout(module) is None and (not table or config.embedding_bits == 2)
 
 
 def _check_tensor(file: Path, name: str, tensor: Tensor, spec: TensorSpec, config: ModelConfig) -> None:
@@ -237,10 +255,9 @@ def _check_tensor(file: Path, name: str, tensor: Tensor, spec: TensorSpec, confi
         raise CheckpointError(f"{file}: tensor {name} is {found}; expected {spec.dtype} {list(spec.shape)}")
     if spec.dtype.startswith("float") and not np.isfinite(tensor).all():
         raise CheckpointError(f"{file}: tensor {name} holds values that are not finite numbers")
-    if name.endswith(".scale") and (tensor < 0).any():
+    if name.endswith(".scale") and config.layout(name.removesuffix(".scale")) is None and (tensor < 0).any():
         raise CheckpointError(f"{file}: tensor {name} holds a negative scale")
-    per_byte = _inputs_per_byte(name, config)
-    if spec.dtype == "uint8" and per_byte == 4 and (tensor & (tensor >> 1) & 0x55).any():
+    if spec.dtype == "uint8" and _is_ternary(name, config) and (tensor & (tensor >> 1) & 0x55).any():
         raise CheckpointError(f"{file}: tensor {name} holds the code 3; expected only 0, 1 and 2")
 
 

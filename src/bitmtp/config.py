@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from bitmtp.errors import ConfigError
+from bitmtp.layout import TABLES, Layout, Layouts, check_names, read_layouts
 
 FORMAT_NAME = "bitmtp"
-FORMAT_VERSION = 1
+FORMAT_VERSIONS = (1, 2)  # 2: with layouts
 
 Activation = Literal["silu", "relu2"]
 ScaleLayout = Literal["tensor", "row", "group"]
@@ -42,6 +43,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "ActivationScale": (str,),
     "KVType": (str,),
     "Drafter": (str,),
+    "Layouts": (tuple,),
 }
 ROPE_SCALINGS = ("linear", "yarn", "llama3")
 _POSITIVE = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
@@ -123,6 +125,7 @@ class ModelConfig:
     block_size: int = 1
     drafter: Drafter = "masks"
     chain_rank: int = 0
+    layouts: Layouts = ()
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -153,15 +156,45 @@ class ModelConfig:
                 raise ConfigError(f"{name} is {value}; packed weights need a multiple of 4")
             if "group" in (self.ternary_scale, self.activation_scale) and value % self.group_size:
                 raise ConfigError(f"{name} is {value}, not a multiple of group_size {self.group_size}")
+        self._check_layouts()
         for token in (*self.eos_token_ids, self.bos_token_id, self.pad_token_id):
             if token is not None and not 0 <= token < self.vocab_size:
                 raise ConfigError(f"special token {token} is outside the vocabulary of {self.vocab_size}")
+
+    def _check_layouts(self) -> None:
+        check_names(self.layouts, self.num_layers)
+        if self.embedding_bits == 16 and any(name in TABLES for name, _ in self.layouts):
+            raise ConfigError("layouts: an embedding or head with embedding_bits 16 has none")
+        for name, layout in self.layouts:
+            inputs = self._inputs(name)
+            if layout.group_size and inputs % layout.group_size:
+                raise ConfigError(f"layouts: {name} has {inputs} inputs, not a multiple of {layout.group_size}")
+            if layout.group_size and self.activation_scale == "group":
+                larger, smaller = sorted((layout.group_size, self.group_size), reverse=True)
+                if larger % smaller or (larger // smaller).bit_count() != 1:
+                    raise ConfigError(
+                        f"layouts: groups of {layout.group_size} in {name} and activations in groups of "
+                        f"{self.group_size}: one must be the other times a power of two"
+                    )
+        for index in range(self.num_layers):
+            if self.layout(f"layers.{index}.mlp.gate") != self.layout(f"layers.{index}.mlp.up"):
+                raise ConfigError(f"layouts: layers.{index}.mlp.gate and .up differ; they are computed together")
+
+    def _inputs(self, name: str) -> int:
+        """Inputs of the matrix of a name in ``layouts``."""
+        sizes = {"mlp.down": self.intermediate_size, "attention.o": self.attention_size}
+        return next((size for product, size in sizes.items() if name.endswith(product)), self.hidden_size)
+
+    def layout(self, module: str) -> Layout | None:
+        """Of a matrix such as ``layers.3.mlp.down`` or ``head``; None: ternary, or as ``embedding_bits`` says."""
+        layouts = dict(self.layouts)
+        return layouts.get(module) or layouts.get(module.split(".", 2)[-1])
 
     def _check_types(self) -> None:
         for item in fields(self):
             value, expected = getattr(self, item.name), _TYPES[str(item.type)]
             values = value if isinstance(value, tuple) else (value,)
-            shape_right = isinstance(value, tuple) == (item.name == "eos_token_ids")
+            shape_right = isinstance(value, tuple) == (item.name in ("eos_token_ids", "layouts"))
             if not shape_right or not all(type(entry) in expected for entry in values):
                 raise ConfigError(f"{item.name} is {value!r}; expected {item.type}")
 
@@ -177,7 +210,7 @@ class ModelConfig:
 
     @classmethod
     def from_json(cls, text: str) -> ModelConfig:
-        """Parse ``config.json``; a file without ``format`` is read as version 1.
+        """Parse ``config.json``; a file without ``format`` is taken for this project's.
 
         Raises:
             ConfigError: not JSON, another format or version, unknown or missing fields, or bad values.
@@ -188,14 +221,16 @@ class ModelConfig:
             raise ConfigError(f"not valid JSON ({error})") from None
         if not isinstance(data, dict):
             raise ConfigError("expected a JSON object")
-        name, version = data.pop("format", FORMAT_NAME), data.pop("format_version", FORMAT_VERSION)
-        if name != FORMAT_NAME or version != FORMAT_VERSION:
-            raise ConfigError(f"format is {name!r} version {version!r}; this reader knows {FORMAT_NAME!r} version 1")
+        name, version = data.pop("format", FORMAT_NAME), data.pop("format_version", 1)
+        if name != FORMAT_NAME or version not in FORMAT_VERSIONS:
+            raise ConfigError(f"format is {name!r} version {version!r}; this reader knows {FORMAT_NAME!r} 1 and 2")
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(data) - known):
             raise ConfigError(f"unknown field {unknown[0]!r}")
         if isinstance(data.get("eos_token_ids"), list):
             data["eos_token_ids"] = tuple(data["eos_token_ids"])
+        if "layouts" in data:
+            data["layouts"] = read_layouts(data["layouts"])
         try:
             if isinstance(data.get("rope_scaling"), dict):
                 data["rope_scaling"] = RopeScaling(**data["rope_scaling"])
@@ -204,6 +239,9 @@ class ModelConfig:
             raise ConfigError(re.sub(r"^\w+\.__init__\(\) ", "", str(error))) from None
 
     def to_json(self) -> str:
-        """The text of ``config.json``."""
-        data = {"format": FORMAT_NAME, "format_version": FORMAT_VERSION, **asdict(self)}
+        """The text of ``config.json``, of the earliest version that has what the model needs."""
+        data = {"format": FORMAT_NAME, "format_version": 2 if self.layouts else 1, **asdict(self)}
+        data["layouts"] = {name: asdict(layout) for name, layout in self.layouts}
+        if not self.layouts:
+            del data["layouts"]
         return json.dumps(data, indent=1) + "\n"

@@ -1,7 +1,7 @@
 """Low-bit weights in NumPy: quantise, pack and unpack codes, and the exact integer product.
 
-Codes are unsigned: ternary ``w + 1`` in 2 bits, 4-bit ``w + 8``; byte ``j`` of a row holds inputs ``n*j … n*j + n-1``,
-lowest bits first (``docs/format.md``).
+Codes are unsigned: ``w + 1`` in 2 bits, ``w + 8`` in 4, or, beside a minimum, the integer itself; byte ``j`` of a row
+holds inputs ``n*j … n*j + n-1``, lowest bits first (``docs/format.md``).
 """
 
 from __future__ import annotations
@@ -26,16 +26,22 @@ def pack(weights: Int8, bits: int) -> UInt8:
     if bits == 8:
         return weights.view(np.uint8)
     per_byte = 8 // bits
-    out, inputs = weights.shape
+    inputs = weights.shape[1]
     if inputs % per_byte:
         raise ValueError(f"{inputs} inputs do not fill whole bytes at {bits} bits")
     codes = weights.astype(np.int16) + ZERO_POINT[bits]
     if codes.min(initial=0) < 0 or codes.max(initial=0) > (2 if bits == 2 else 15):
         raise ValueError(f"a weight does not fit {bits} bits")
-    cells: UInt8 = codes.astype(np.uint8).reshape(out, inputs // per_byte, per_byte)
-    packed = np.zeros(cells.shape[:2], np.uint8)
-    for place in range(per_byte):
-        packed |= cells[..., place] << np.uint8(bits * place)
+    return pack_codes(codes.astype(np.uint8), bits)
+
+
+def pack_codes(codes: UInt8, bits: int) -> UInt8:
+    """Pack unsigned ``[out, in]`` codes into ``[out, in * bits / 8]`` bytes, the first in the lowest bits."""
+    if bits == 8:
+        return codes
+    cells = codes.reshape(len(codes), -1, 8 // bits)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    packed: UInt8 = np.bitwise_or.reduce(cells << shifts, axis=2)
     return packed
 
 
@@ -43,10 +49,16 @@ def unpack(packed: UInt8, bits: int) -> Int8:
     """Inverse of :func:`pack`: ``[out, bytes]`` → int8 ``[out, bytes * 8 / bits]``."""
     if bits == 8:
         return packed.view(np.int8)
+    return unpack_codes(packed, bits).astype(np.int8) - np.int8(ZERO_POINT[bits])
+
+
+def unpack_codes(packed: UInt8, bits: int) -> UInt8:
+    """Inverse of :func:`pack_codes`."""
+    if bits == 8:
+        return packed
     mask = np.uint8((1 << bits) - 1)
     places = [(packed >> np.uint8(shift)) & mask for shift in range(0, 8, bits)]
-    codes = np.stack(places, axis=-1).reshape(packed.shape[0], -1)
-    return codes.astype(np.int8) - np.int8(ZERO_POINT[bits])
+    return np.stack(places, axis=-1).reshape(packed.shape[0], -1)
 
 
 def ternarise(weights: Float32, layout: str, group_size: int = 128) -> tuple[Int8, Float32]:

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <fstream>
+#include <iterator>
 #include <sstream>
 
 #include "model.hpp"
@@ -40,8 +41,9 @@ inline std::vector<int> numbers(const Tensors& tensors, const char* name) {
 inline Shape shape_of(const std::vector<int>& n) {
     Shape shape;
     int* fields[] = {&shape.vocab, &shape.hidden, &shape.inner, &shape.layers, &shape.heads, &shape.kv_heads,
-                     &shape.head_dim, &shape.block, &shape.chain_rank, &shape.embedding_bits};
-    for (std::size_t i = 0; i < n.size(); ++i) *fields[i] = n[i];
+                     &shape.head_dim, &shape.block, &shape.chain_rank, &shape.step_inputs};
+    for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = n[i];
+    shape.half_tables = n.back();
     shape.tied = false;
     return shape;
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_backend, random_checkpoint, random_tokens, tiny_config, why_unavailable
+from conftest import LOW_BIT, make_backend, random_checkpoint, random_tokens, tiny_config, why_unavailable
 from cpu_scenarios import Pair, exercise
 
 from bitmtp.backends.base import Head, Row, Window, causal_rows
@@ -43,6 +43,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "odd heads": {"num_heads": 6, "num_kv_heads": 3, "head_dim": 22, "qk_norm": True, "kv_type": "float32"},
     "odd sizes": {"hidden_size": 100, "intermediate_size": 148, "vocab_size": 331, "head_dim": 20},
     "wide heads": {"num_heads": 2, "head_dim": 80, "num_kv_heads": 1},
+    "low bits": LOW_BIT,
+    "low bits, steps by group": LOW_BIT | {"activation_scale": "group", "group_size": 32},
+    "ternary, steps by group": {"activation_scale": "group", "ternary_scale": "group", "embedding_bits": 2},
+    "ternary rows, steps by group": {"activation_scale": "group"},
     "tiny vocabulary": {"vocab_size": 11, "chain_rank": 3},
 }  # fmt: skip
 
@@ -87,6 +91,9 @@ def test_every_instruction_set(isa: str, monkeypatch: pytest.MonkeyPatch) -> Non
         {"drafter": "medusa"},
         {"ternary_scale": "group", "embedding_bits": 4},
         MODELS["float head"],
+        MODELS["low bits"],
+        MODELS["low bits, steps by group"],
+        MODELS["ternary, steps by group"],
         grouped,
     ):
         pair = pair_of(options)

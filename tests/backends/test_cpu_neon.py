@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import random_checkpoint, random_tokens, tiny_config
+from conftest import LOW_BIT, random_checkpoint, random_tokens, tiny_config
 from model_file import write_model_file
 
 from bitmtp.backends.base import Head, Output, causal_rows
@@ -64,8 +64,13 @@ def _expected(made: Checkpoint, tokens: list[int]) -> Iterator[Output]:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"embedding_bits": 4, "ternary_scale": "group"}, {"embedding_bits": 16, "head_activation_bits": 16}],
-    ids=["8-bit head", "4-bit head, groups", "float head"],
+    [
+        {},
+        {"embedding_bits": 4, "ternary_scale": "group"},
+        {"embedding_bits": 16, "head_activation_bits": 16},
+        LOW_BIT | {"activation_scale": "group", "group_size": 32},
+    ],
+    ids=["8-bit head", "4-bit head, groups", "float head", "low bits, steps by group"],
 )
 def test_arm64_gives_the_same_bits(program: Path, tmp_path: Path, isa: str, changes: dict[str, object]) -> None:
     made = random_checkpoint(tiny_config(vocab_size=4_500, num_layers=1, **changes))

@@ -37,7 +37,7 @@ class Heard:
 
 def converted(source: Path, target: Path, **options: Any) -> Checkpoint:
     """Convert without trying the result on text (random models know none), and load it."""
-    convert(source, target, Options(**{"checked": False} | options), Heard())
+    convert(source, target, Options(**{"checked": False, "embedding_bits": 16} | options), Heard())
     return checkpoint.read(target)
 
 

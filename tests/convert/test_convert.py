@@ -21,7 +21,7 @@ from .files import hf_name, random_floats, write_hf
 from .reading import Heard
 from .test_bitnet import BITNET, packed, quantised, ternary_tensors
 
-UNCHECKED = Options(checked=False)
+UNCHECKED = Options(checked=False, embedding_bits=16)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitmtp.backends.base import MAX_WIDTH, Head, Output, Row, prefill_by_steps
-from bitmtp.backends.weights import DraftHead, dequantise_rows, head_copy, head_name, rope_table
+from bitmtp.backends.weights import DraftHead, dequantise_rows, head_copy, head_name, integers, rope_table
 from bitmtp.checkpoint import Checkpoint, linear_shapes
 from bitmtp.numerics import Float32, blocked_sum, dot_chain, exp, fold, lane_sum, log, norm
 from bitmtp.sampling import GREEDY, Choice, choose
@@ -22,41 +22,49 @@ _F = np.float32
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """Integer weights ``[out, in]`` (kept in float64, where their products are exact) and their scales.
+    """Integer weights ``[out, in]`` (kept in float64, where their products are exact), scales and maybe minimums.
 
     ``activation_group`` inputs share a step of the quantised row; 0: all of them do.
     """
 
     weights: NDArray[np.float64]
     scale: Float32
+    minimum: Float32 | None = None
     bias: Float32 | None = None
     activation_group: int = 0
 
     def product(self, rows: Float32) -> Float32:
+        inputs = rows.shape[1]
+        step_groups = inputs // self.activation_group if self.activation_group else 1
+        scale_last = self.scale.ndim == 1 and self.minimum is None
+        groups = max(step_groups, self.scale.shape[1] if self.scale.ndim == 2 else 1)
+        levels, step = quantise_rows(rows.reshape(len(rows) * step_groups, -1))
+        cells = levels.astype(np.float64).reshape(len(rows), groups, -1)
+        terms = self._group_sums(cells)
+        if not scale_last:
+            terms = terms * self._by_group(self.scale, groups)
+        if self.minimum is not None:
+            totals = cells.sum(axis=2).astype(np.float32)
+            terms = terms + totals.T[:, :, None] * self._by_group(self.minimum, groups)
         if self.activation_group:
-            y = self._product_of_groups(rows)
-        elif self.scale.ndim == 1:
-            levels, step = quantise_rows(rows)
-            y = (levels.astype(np.float64) @ self.weights.T).astype(np.float32) * self.scale * step
-        else:
-            levels, step = quantise_rows(rows)
-            y = fold(self._group_sums(levels, self.scale.shape[1]) * self.scale.T[:, None, :]) * step
+            steps = np.repeat(step.reshape(len(rows), step_groups), groups // step_groups, axis=1)
+            terms = terms * steps.T[:, :, None]
+        y = fold(terms)
+        if scale_last:
+            y = y * self.scale
+        if not self.activation_group:
+            y = y * step
         return y if self.bias is None else y + self.bias
 
-    def _product_of_groups(self, rows: Float32) -> Float32:
-        groups = rows.shape[1] // self.activation_group
-        levels, step = quantise_rows(rows.reshape(-1, self.activation_group))
-        sums = self._group_sums(levels, groups)
-        steps = step.reshape(len(rows), groups).T[:, :, None]
-        if self.scale.ndim == 1:
-            return fold(sums * steps) * self.scale
-        return fold(sums * self.scale.T[:, None, :] * steps)
+    def _by_group(self, factors: Float32, groups: int) -> Float32:
+        """``[out]`` or ``[out, in / g]`` for each of more groups: ``[groups, 1, out]``."""
+        columns = factors.reshape(len(factors), -1)
+        return np.repeat(columns, groups // columns.shape[1], axis=1).T[:, None, :]
 
-    def _group_sums(self, levels: NDArray[np.int8], groups: int) -> Float32:
+    def _group_sums(self, cells: NDArray[np.float64]) -> Float32:
         """``[groups, rows, out]``: exact sums of levels times weights over the inputs of each group."""
-        cells = self.weights.reshape(len(self.weights), groups, -1)
-        q = levels.astype(np.float64).reshape(-1, groups, cells.shape[2])
-        sums: Float32 = np.einsum("ngi,ogi->gno", q, cells).astype(np.float32)
+        weights = self.weights.reshape(len(self.weights), *cells.shape[1:])
+        sums: Float32 = np.einsum("ngi,ogi->gno", cells, weights, optimize=True).astype(np.float32)
         return sums
 
 
@@ -93,25 +101,16 @@ class ReferenceBackend:
         return np.asarray(self._checkpoint.tensors[name])
 
     def _layer(self, index: int) -> dict[str, _Matrix]:
-        prefix, tensors = f"layers.{index}.", self._checkpoint.tensors
-        group = self._activation_group
-        return {
-            name: _Matrix(
-                unpack(tensors[f"{prefix}{name}.weight"], 2).astype(np.float64),
-                tensors[f"{prefix}{name}.scale"],
-                tensors.get(f"{prefix}{name}.bias"),
-                group,
-            )
-            for name in linear_shapes(self.config)
-        }
+        return {name: self._matrix(f"layers.{index}.{name}") for name in linear_shapes(self.config)}
+
+    def _matrix(self, module: str) -> _Matrix:
+        tensors = self._checkpoint.tensors
+        minimum, bias = (tensors.get(f"{module}.{part}") for part in ("minimum", "bias"))
+        weights = integers(self._checkpoint, module).astype(np.float64)
+        return _Matrix(weights, tensors[f"{module}.scale"], minimum, bias, self._activation_group)
 
     def _head_matrix(self) -> _Matrix | None:
-        if self.config.embedding_bits == 16:
-            return None
-        weight = self._tensor(f"{self._head_name}.weight").view(np.uint8)
-        integers = unpack(weight, self.config.embedding_bits).astype(np.float64)
-        scale = self._tensor(f"{self._head_name}.scale")
-        return _Matrix(integers, scale, activation_group=self._activation_group)
+        return None if self.config.embedding_bits == 16 else self._matrix(self._head_name)
 
     def _copied_head(self, kind: DraftHead) -> _Matrix | None:
         copy = head_copy(self._checkpoint, kind)

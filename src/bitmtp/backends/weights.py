@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from bitmtp.checkpoint import Checkpoint, Tensor
 from bitmtp.config import ModelConfig
 from bitmtp.errors import BackendError
+from bitmtp.layout import TABLES
 from bitmtp.numerics import Float32
 from bitmtp.rope import rope_frequencies
-from bitmtp.ternary import Int8, pack, unpack
+from bitmtp.ternary import Int8, pack, unpack, unpack_codes
 
 _BLOCK = 8192  # rows that are quantised at a time
+_ALL = slice(None)
 
 
 def rope_table(config: ModelConfig, positions: int) -> tuple[Float32, Float32]:
@@ -30,11 +32,25 @@ def dequantise_rows(checkpoint: Checkpoint, name: str, ids: NDArray[np.int32]) -
     config, weight = checkpoint.config, checkpoint.tensors[f"{name}.weight"]
     if config.embedding_bits == 16:
         return weight[ids].astype(np.float32)
-    scale: Float32 = checkpoint.tensors[f"{name}.scale"]
-    rows = unpack(weight[ids].view(np.uint8), config.embedding_bits).astype(np.float32)
-    if scale.ndim == 2:
-        return (rows.reshape(len(ids), scale.shape[1], -1) * scale[ids][..., None]).reshape(len(ids), -1)
-    return rows * (scale if len(scale) == 1 else scale[ids][:, None])
+    rows = integers(checkpoint, name, ids).astype(np.float32)
+    factors = {part: checkpoint.tensors.get(f"{name}.{part}") for part in ("scale", "minimum")}
+    scale, minimum = (None if part is None else part[ids] if len(part) > 1 else part for part in factors.values())
+    assert scale is not None
+    cells = rows.reshape(len(rows), scale[0].size, -1)
+    values = cells * scale.reshape(len(scale), -1, 1)
+    return (values if minimum is None else values + minimum.reshape(len(minimum), -1, 1)).reshape(rows.shape)
+
+
+def integers(checkpoint: Checkpoint, module: str, ids: NDArray[np.int32] | slice = _ALL) -> NDArray[np.int16]:
+    """Rows of a matrix as the integers that its scales multiply: ``[rows, in]``."""
+    config, weight = checkpoint.config, checkpoint.tensors[f"{module}.weight"][ids]
+    layout = config.layout(module)
+    if layout is None:
+        bits = config.embedding_bits if module in TABLES else 2
+        return unpack(weight.view(np.uint8), bits).astype(np.int16)
+    if layout.minimum:
+        return unpack_codes(weight, layout.bits).astype(np.int16)
+    return unpack(weight.view(np.uint8), layout.bits).astype(np.int16)
 
 
 class DraftHead(StrEnum):
@@ -74,9 +90,11 @@ def head_copy(checkpoint: Checkpoint, kind: DraftHead) -> HeadCopy | None:
     config = checkpoint.config
     if kind is DraftHead.EXACT:
         return None
-    if kind.bits >= config.embedding_bits:
+    layout = config.layout(head_name(config))
+    bits = layout.bits if layout else config.embedding_bits
+    if kind.bits >= bits:
         raise BackendError(
-            f"a draft head of {kind.bits} bits saves nothing: this model's head has {config.embedding_bits}; "
+            f"a draft head of {kind.bits} bits saves nothing: this model's head has {bits}; "
             "choose a smaller one or `exact`"
         )
     parts = []

@@ -1,4 +1,4 @@
-"""``bitmtp convert``: a BitNet or Bonsai model, from a Hugging Face folder or a GGUF file, as a checkpoint."""
+"""``bitmtp convert``: a model from a Hugging Face folder or a GGUF file, as a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,11 +18,20 @@ def convert(
     dest: Annotated[str, typer.Argument(metavar="DEST", help="Checkpoint folder to write.")],
     *,
     tokenizer: Annotated[str | None, typer.Option(metavar="FOLDER", help="Tokenizer; default: the source's.")] = None,
-    embedding_bits: Annotated[Literal["16", "8"], typer.Option(help="Of an embedding that is not ternary.")] = "16",
+    bits: Annotated[
+        Literal["8", "4"] | None, typer.Option(help="Of a model that is not ternary; default: as the file has them.")
+    ] = None,
+    embedding_bits: Annotated[
+        Literal["16", "8", "4"] | None,
+        typer.Option(help="Of an embedding that is not ternary; 16 only beside ternary layers."),
+    ] = None,
+    activation_scale: Annotated[
+        Literal["row", "group"], typer.Option(help="Which inputs of ternary products share a step.")
+    ] = "row",
     force: Annotated[bool, typer.Option("--force", help="Replace DEST if it exists.")] = False,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="Do not try the result on plain text.")] = False,
 ) -> None:
-    """Convert a ternary model to a checkpoint.
+    """Convert a model to a checkpoint.
 
     The other commands run what it writes.
     """
@@ -30,7 +39,9 @@ def convert(
     from bitmtp.convert.convert import convert as run
 
     options = Options(
-        embedding_bits=int(embedding_bits),
+        bits=int(bits) if bits else None,
+        embedding_bits=int(embedding_bits) if embedding_bits else None,
+        activation_scale=activation_scale,
         tokenizer=Path(tokenizer) if tokenizer else None,
         overwrite=force,
         checked=not unchecked,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +39,6 @@ def read_plain_text(folder: Path, threads: int | None = None) -> Reading:
         BackendError: no backend runs here.
     """
     loaded = checkpoint.read(folder)
-    # the steps of activations do not bear on order and scale, and every backend has them by row
-    loaded = replace(loaded, config=replace(loaded.config, activation_scale="row"))
     start = loaded.config.bos_token_id
     ids = [*([] if start is None else [start]), *Tokenizer(folder, loaded.config.vocab_size).encode(TEXT)][:MAX_WIDTH]
     backend = load_backend("auto", loaded, threads=threads, context=MAX_WIDTH)

@@ -28,6 +28,7 @@ from bitmtp.convert.gguf_tensors import (
 from bitmtp.convert.gguf_tokenizer import write_tokenizer
 from bitmtp.convert.groups import find_ternary
 from bitmtp.convert.huggingface import yarn_attention
+from bitmtp.convert.lowbit import StoredLowBit
 from bitmtp.convert.rows import Opened, StoredTernary, Ternary
 from bitmtp.errors import CheckpointError, ConfigError
 from bitmtp.ternary import Float32
@@ -90,8 +91,14 @@ def open_gguf(file: Path) -> Opened:
     if not ternary and (found := find_ternary(config, rows)) is not None:
         kind, config, ternary = found
         rows = {name: each for name, each in rows.items() if name.removesuffix(".weight") not in ternary}
+    exact = {} if ternary else _exact(rows)
     write = partial(write_tokenizer, Metadata(file, reader.fields), config.vocab_size)
-    return Opened(file, f"{architecture}, {kind}; GGUF file", config, rows, ternary, write)
+    return Opened(file, f"{architecture}, {kind}; GGUF file", config, rows, ternary, write, exact)
+
+
+def _exact(rows: Mapping[str, GgufRows]) -> dict[str, StoredLowBit]:
+    found = {name.removesuffix(".weight"): each.exact() for name, each in rows.items()}
+    return {module: stored for module, stored in found.items() if stored is not None}
 
 
 def _ternary_matrices(
@@ -102,7 +109,8 @@ def _ternary_matrices(
     modules = [f"layers.{i}.{name}" for i in range(config.num_layers) for name in linear_shapes(config)]
     found = [module for module in modules if (entry := entries.get(f"{module}.weight")) and is_ternary(entry)]
     if not found:
-        return "full precision or an ordinary quantisation", config, {}
+        types = {entries[f"{module}.weight"].type_name for module in modules if f"{module}.weight" in entries}
+        return f"weights of type {' and '.join(sorted(types))}", config, {}
     if len(found) < len(modules):
         odd = next(module for module in modules if module not in found)
         raise CheckpointError(f"{file}: {odd}.weight is missing or not ternary, as the others are")

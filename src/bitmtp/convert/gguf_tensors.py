@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ from bitmtp.convert.gguf_blocks import (
     BlockType,
     split_i2_s,
 )
+from bitmtp.convert.gguf_quants import EXACT_TYPES, ExactType
+from bitmtp.convert.lowbit import LowBit, StoredLowBit
 from bitmtp.convert.rows import Ternary, pack_codes, pieces
 from bitmtp.errors import CheckpointError, ConfigError
 from bitmtp.ternary import Float32, UInt8
@@ -42,6 +45,12 @@ class Entry:
     def weights(self) -> int:
         """Number of weights."""
         return math.prod(self.shape)
+
+    @property
+    def type_name(self) -> str:
+        """Name of its type, or the number of one that the ``gguf`` package does not know."""
+        names = {each.value: each.name for each in GGMLQuantizationType}
+        return str(names.get(self.type_id, self.type_id))
 
 
 class Reader(GGUFReader):
@@ -176,13 +185,35 @@ class GgufRows:
 
     def read(self, start: int = 0, stop: int | None = None) -> Float32:
         """Rows as float32."""
-        kind, size = _float_type(self.file, self.entry), _needed(self.file, self.entry)
-        rows = self.entry.weights // self.shape[-1]
-        raw = self.data[self.entry.offset : self.entry.offset + size].reshape(rows, -1)
+        kind = _float_type(self.file, self.entry)
         if len(self.shape) == 1:
-            values = _floats(raw, kind).reshape(-1)
+            values = _floats(self._bytes(), kind).reshape(-1)
             return (values if self.order is None else values[self.order])[start:stop]
-        return _floats(raw[start:stop] if self.order is None else raw[self.order[start:stop]], kind)
+        return _floats(self.raw(start, stop), kind)
+
+    def raw(self, start: int = 0, stop: int | None = None) -> UInt8:
+        """Rows of a matrix as they are stored: ``[rows, bytes]``."""
+        raw = self._bytes()
+        return raw[start:stop] if self.order is None else raw[self.order[start:stop]]
+
+    def _bytes(self) -> UInt8:
+        size, rows = _needed(self.file, self.entry), self.entry.weights // self.shape[-1]
+        return self.data[self.entry.offset : self.entry.offset + size].reshape(rows, -1)
+
+    def exact(self) -> StoredLowBit | None:
+        """The matrix in the layout that its type is; None if it is none."""
+        kind = EXACT_TYPES.get(self.stored_as)
+        if kind is None or len(self.shape) != 2:
+            return None
+        out, inputs = self.shape
+        return StoredLowBit((out, inputs), kind.layout, partial(self._low_bit, kind))
+
+    def _low_bit(self, kind: ExactType, start: int, stop: int) -> LowBit:
+        matrix = kind.rows(self.raw(start, stop))
+        factors = matrix.scale if matrix.minimum is None else np.concatenate([matrix.scale, matrix.minimum])
+        if not np.isfinite(factors).all():
+            raise CheckpointError(f"{self.file}: {self.entry.name} has a scale that is not a number; damaged?")
+        return matrix
 
 
 def _floats(raw: UInt8, kind: Any) -> Float32:

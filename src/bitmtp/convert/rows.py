@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bitmtp.config import ModelConfig
 from bitmtp.ternary import Float32, UInt8, unpack
+
+if TYPE_CHECKING:
+    from bitmtp.convert.lowbit import StoredLowBit
 
 PIECE = 1 << 22  # weights that are unpacked at a time, so that memory stays small
 
@@ -64,6 +67,7 @@ class Opened:
         config: the checkpoint's config: scale layout of ``ternary``; ``embedding_bits`` 2 if the embedding is among it.
         floats: by this project's names.
         ternary: by module name, such as ``layers.0.mlp.up``; empty for a full-precision model.
+        exact: those of ``floats`` whose type is a layout of this project, by module name.
         write_tokenizer: writes ``tokenizer.json`` and ``tokenizer_config.json`` into a folder.
     """
 
@@ -73,6 +77,7 @@ class Opened:
     floats: Mapping[str, Rows]
     ternary: Mapping[str, StoredTernary]
     write_tokenizer: Callable[[Path], None]
+    exact: Mapping[str, StoredLowBit] = field(default_factory=dict)
 
 
 def pieces(rows: int, inputs: int) -> list[slice]:

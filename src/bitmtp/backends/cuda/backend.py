@@ -58,6 +58,8 @@ class CudaBackend:
         self, checkpoint: Checkpoint, context: int | None = None, draft_head: DraftHead = DraftHead.EXACT
     ) -> None:
         self.config = checkpoint.config
+        if self.config.layouts:
+            raise BackendError("the cuda backend runs ternary layers only, this model has others; use --backend cpu")
         if self.config.drafter == "medusa":
             raise BackendError("the cuda backend does not run Medusa heads; use --backend cpu")
         self.context = context or self.config.max_position

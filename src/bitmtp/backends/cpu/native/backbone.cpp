@@ -15,11 +15,15 @@ constexpr int kFewHeads = 24;  // whose norms and rotations cost less than a reg
 
 int most_groups(const Weights& weights) {
     int groups = std::max(weights.embedding.packed.groups, weights.head.packed.groups);
-    for (const PackedMatrix* matrix :
-         {&weights.layers[0].qkv, &weights.layers[0].o, &weights.layers[0].gate_up, &weights.layers[0].down}) {
-        groups = std::max(groups, matrix->groups);
+    for (const Layer& layer : weights.layers) {
+        for (const PackedMatrix& part : layer.qkv) groups = std::max(groups, part.groups);
+        for (const PackedMatrix* matrix : {&layer.o, &layer.gate_up, &layer.down}) groups = std::max(groups, matrix->groups);
     }
     return groups;
+}
+
+int tiles_of(const std::vector<PackedMatrix>& parts) {
+    return std::accumulate(parts.begin(), parts.end(), 0, [](int sum, const PackedMatrix& part) { return sum + part.tiles; });
 }
 
 // Where a row keeps a piece's runs; -1 if it sees nothing of it.
@@ -88,7 +92,7 @@ void Context::embed(int token, float* out) const {
 }
 
 QuantBuffer::QuantBuffer(int in, int groups)
-    : values_(std::size_t(kMaxWidth) * padded_inputs(in)), step_(kMaxWidth), sums_(kMaxWidth * groups) {}
+    : values_(std::size_t(kMaxWidth) * padded_inputs(in)), step_(kMaxWidth * groups), sums_(kMaxWidth * groups) {}
 
 QuantRows QuantBuffer::view(const PackedMatrix& matrix, int rows) {
     return {rows, padded_inputs(matrix.in), reinterpret_cast<std::int8_t*>(values_.data()), step_.data(), sums_.data()};
@@ -101,7 +105,7 @@ Backbone::Backbone(Context& context)
       quant_(widest_input(shape_), most_groups(context.weights)),
       x_(kMaxWidth * shape_.hidden),
       normed_(kMaxWidth * widest_input(shape_)),
-      qkv_(kMaxWidth * context.weights.layers[0].qkv.tiles * tile_rows),
+      qkv_(kMaxWidth * tiles_of(context.weights.layers[0].qkv) * tile_rows),
       attended_(kMaxWidth * shape_.attention()),
       gate_up_(kMaxWidth * context.weights.layers[0].gate_up.tiles * tile_rows),
       inner_(gate_up_.size() / 2),
@@ -136,15 +140,19 @@ void Backbone::run(const std::vector<PlacedRow>& pass) {
 void Backbone::prepare(const float* x, const Floats& norm, const PackedMatrix& next, int row) {
     float* normed = row_of(normed_, row);
     if (!norm.empty()) kernels_.norm(x, norm.data(), next.in, shape_.eps, normed);
-    kernels_.quantise(norm.empty() ? x : normed, next.in, next.group, next.groups, quant_.view(next, width_), row);
+    kernels_.quantise(norm.empty() ? x : normed, next, quant_.view(next, width_), row);
 }
 
 void Backbone::project(const Layer& layer, int index) {
-    context_.by_rows(width_, [&](int row) { prepare(row_of(x_, row), layer.attention_norm, layer.qkv, row); });
-    const QuantRows input = quant_.view(layer.qkv, width_);
-    context_.by_tiles(layer.qkv, 1, [&](int begin, int end) {
-        kernels_.product(layer.qkv, input, begin, end, qkv_.data(), qkv_.size() / kMaxWidth);
-    });
+    float* result = qkv_.data();
+    for (const PackedMatrix& part : layer.qkv) {
+        context_.by_rows(width_, [&](int row) { prepare(row_of(x_, row), layer.attention_norm, part, row); });
+        const QuantRows input = quant_.view(part, width_);
+        context_.by_tiles(part, 1, [&](int begin, int end) {
+            kernels_.product(part, input, begin, end, result, qkv_.size() / kMaxWidth);
+        });
+        result += part.tiles * tile_rows;
+    }
     // By heads: neighbouring rows' keys share cache lines, which two threads would take from each other. Queries apart
     // from keys and values, because few heads do not divide evenly among the threads.
     const int parts = 2 * shape_.kv_heads, heads = width_ * (shape_.heads + shape_.kv_heads);

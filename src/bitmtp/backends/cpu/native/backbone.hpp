@@ -69,7 +69,7 @@ struct Context {
 /// Memory for up to 64 quantised rows.
 class QuantBuffer {
 public:
-    /// For inputs up to `in` wide, in up to `groups` groups.
+    /// For inputs up to `in` wide, in up to `groups` groups, of scales and of steps.
     QuantBuffer(int in, int groups);
 
     /// As the input of `matrix`.

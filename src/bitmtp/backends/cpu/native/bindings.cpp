@@ -46,7 +46,8 @@ bitmtp::Shape read_shape(nb::handle config) {
     shape.head_dim = number("head_dim");
     shape.block = number("block_size");
     shape.chain_rank = number("chain_rank");
-    shape.embedding_bits = number("embedding_bits");
+    shape.step_inputs = text("activation_scale") == "group" ? number("group_size") : 0;
+    shape.half_tables = number("embedding_bits") == 16;
     shape.eps = nb::cast<float>(config.attr("norm_eps"));
     shape.relu2 = text("activation") == "relu2";
     shape.tied = nb::cast<bool>(config.attr("tie_embeddings"));

@@ -184,10 +184,9 @@ void OutputHeads::guess() {
 }
 
 void OutputHeads::quantise(int index) {
-    const int hidden = context_.shape.hidden;
     const PackedMatrix& matrix = vocabulary_.packed;
     if (vocabulary_.is_half()) return;
-    kernels_.quantise(normed(index), hidden, matrix.group, matrix.groups, quant_.view(matrix, int(rows_.size())), index);
+    kernels_.quantise(normed(index), matrix, quant_.view(matrix, int(rows_.size())), index);
 }
 
 // Logits of a block of entries for all rows, and their maxima.

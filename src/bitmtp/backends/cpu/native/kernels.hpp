@@ -85,7 +85,8 @@ struct Kernels {
 
     // Rows
     void (*norm)(const float* x, const float* weight, int n, float eps, float* y);
-    void (*quantise)(const float* x, int n, int group, int groups, const QuantRows& out, int row);
+    /// As the input of `matrix`.
+    void (*quantise)(const float* x, const PackedMatrix& matrix, const QuantRows& out, int row);
     void (*add)(float* x, const float* y, int n);
     /// Rotate halves by `cos`, `sin` [n / 2], then multiply by `scale`.
     void (*rope)(float* x, const float* cos, const float* sin, int n, float scale);

@@ -92,8 +92,8 @@ std::uint32_t swap_bits(std::uint32_t word, std::uint32_t low, int distance) {
 }
 
 // The disk has a word's inputs in ascending bits; the kernels want byte b, place k = input 4k + b: a transpose.
-std::uint32_t kernel_word(std::uint32_t disk, int bits) {
-    if (bits == 8) return disk ^ 0x80808080u;  // int8 to unsigned codes
+std::uint32_t kernel_word(std::uint32_t disk, int bits, bool is_signed) {
+    if (bits == 8) return is_signed ? disk ^ 0x80808080u : disk;  // int8 to unsigned codes
     if (bits == 2) return swap_bits(swap_bits(disk, 0x00cc00cc, 6), 0x0000f0f0, 12);
     return swap_bits(swap_bits(disk, 0x0000ff00, 8), 0x00f000f0, 4);
 }
@@ -101,18 +101,21 @@ std::uint32_t kernel_word(std::uint32_t disk, int bits) {
 int scale_groups(const MatrixSource& source) {
     if (source.scale_count == 1) return 1;
     const int groups = source.scale_count / source.out;
-    const int word_inputs = 32 / source.bits;
-    const bool whole = groups > 0 && groups * source.out == source.scale_count && source.in % groups == 0;
-    if (!whole) {
-        throw std::invalid_argument(std::to_string(source.scale_count) + " scales do not fit a " +
-                                    std::to_string(source.out) + " x " + std::to_string(source.in) + " matrix");
+    if (groups > 0 && groups * source.out == source.scale_count && source.in % groups == 0) return groups;
+    throw std::invalid_argument(std::to_string(source.scale_count) + " scales do not fit a " +
+                                std::to_string(source.out) + " x " + std::to_string(source.in) + " matrix");
+}
+
+int step_groups(const MatrixSource& source) { return source.step_inputs ? source.in / source.step_inputs : 1; }
+
+// log2 of how many sums share something of which a row has `parts`.
+int shared_shift(int groups, int parts) {
+    int shift = 0;
+    while (parts << shift < groups) ++shift;
+    if (parts > 1 && parts << shift != groups) {
+        throw std::invalid_argument("groups of scales and of activations: one must be the other times a power of two");
     }
-    if (groups > 1 && source.in / groups % word_inputs != 0) {
-        throw std::invalid_argument("scale groups of " + std::to_string(source.in / groups) + " inputs at " +
-                                    std::to_string(source.bits) + " bits: the cpu backend needs a multiple of " +
-                                    std::to_string(word_inputs));
-    }
-    return groups;
+    return parts > 1 ? shift : 31;  // every sum's
 }
 
 void check(const MatrixSource& source) {
@@ -123,18 +126,43 @@ void check(const MatrixSource& source) {
         throw std::invalid_argument(std::to_string(source.in) + " inputs do not fill whole bytes at " +
                                     std::to_string(source.bits) + " bits");
     }
+    const int groups = std::max(scale_groups(source), step_groups(source)), word_inputs = 32 / source.bits;
+    if (groups > 1 && source.in / groups % word_inputs != 0) {
+        throw std::invalid_argument("groups of " + std::to_string(source.in / groups) + " inputs at " +
+                                    std::to_string(source.bits) + " bits: the cpu backend needs a multiple of " +
+                                    std::to_string(word_inputs));
+    }
+}
+
+// Whether no code of 2 bits is 3.
+bool is_ternary(const MatrixSource& source) {
+    if (source.bits != 2 || source.minimums) return false;
+    const std::uint8_t* end = source.disk + std::size_t(source.out) * source.in / 4;
+    return std::all_of(source.disk, end, [](std::uint8_t byte) { return (byte & byte >> 1 & 0x55) == 0; });
+}
+
+void set_groups(PackedMatrix& matrix, const MatrixSource& source) {
+    matrix.scale_groups = scale_groups(source);
+    matrix.step_groups = step_groups(source);
+    matrix.groups = std::max(matrix.scale_groups, matrix.step_groups);
+    matrix.scale_shift = shared_shift(matrix.groups, matrix.scale_groups);
+    matrix.step_shift = shared_shift(matrix.groups, matrix.step_groups);
+    matrix.step_last = source.step_inputs == 0;
+    matrix.scale_last = !source.scale_by_group && !matrix.step_last && !source.minimums;
 }
 
 // A matrix without contents, of the first part's inputs, with room for `tiles` tiles.
-PackedMatrix allocate(const MatrixSource& source, int tiles, int groups, bool dense) {
+PackedMatrix allocate(const MatrixSource& source, int tiles, bool dense) {
     PackedMatrix matrix;
+    set_groups(matrix, source);
+    const int group = source.in / matrix.groups;
     matrix.in = source.in;
     matrix.bits = source.bits;
-    matrix.dense = dense && source.bits == 2 && (groups == 1 || source.in / groups % dense::inputs == 0);
+    matrix.zero = source.minimums ? 0 : source.bits == 2 ? 1 : 1 << (source.bits - 1);
+    matrix.dense = dense && matrix.step_last && (matrix.groups == 1 || group % dense::inputs == 0);
     const int unit_inputs = matrix.dense ? dense::inputs : matrix.word_inputs();
     matrix.steps = divide_up(source.in, unit_inputs) * unit_inputs / PackedMatrix::step_inputs;
-    matrix.groups = groups;
-    matrix.group = groups == 1 ? matrix.steps * PackedMatrix::step_inputs : source.in / groups;
+    matrix.group = matrix.groups == 1 ? matrix.steps * PackedMatrix::step_inputs : group;
     const int units = divide_up(tiles, matrix.unit());
     matrix.tiles = units * matrix.unit();
     matrix.out = matrix.tiles * tile_rows;
@@ -159,7 +187,7 @@ void fill_codes(PackedMatrix& matrix, int tile, const TileSource& source) {
         for (int lane = 0; lane < tile_rows; ++lane) {
             std::uint32_t word = 0;
             if (source.has(lane)) std::memcpy(&word, source.row(lane) + offset, bytes);
-            *words++ = kernel_word(word, matrix.bits);
+            *words++ = kernel_word(word, matrix.bits, matrix.zero > 0);
         }
     }
 }
@@ -187,20 +215,21 @@ void fill_dense(PackedMatrix& matrix, int unit, const TileSource* sources) {
     }
 }
 
-// Scales in the matrix's order; 0 for padding rows.
-std::vector<float> gather_scales(const PackedMatrix& matrix, const std::vector<TileSource>& tiles) {
-    std::vector<float> scales(std::size_t(matrix.out) * matrix.groups);
+// Scales, or minimums, in the matrix's order; 0 for padding rows.
+std::vector<float> gather(const PackedMatrix& matrix, const std::vector<TileSource>& tiles,
+                          const float* MatrixSource::*factors) {
+    std::vector<float> gathered(std::size_t(matrix.out) * matrix.scale_groups);
     for (int tile = 0; tile < matrix.tiles; ++tile) {
         const TileSource& from = tiles[tile];
-        for (int group = 0; group < matrix.groups; ++group) {
-            float* to = scales.data() + matrix.scale_place(tile, group);
+        for (int group = 0; group < matrix.scale_groups; ++group) {
+            float* to = gathered.data() + matrix.scale_place(tile, group);
             for (int lane = 0; lane < tile_rows && from.has(lane); ++lane) {
-                const int index = from.source->scale_count == 1 ? 0 : (from.first_row + lane) * matrix.groups + group;
-                to[lane] = from.source->scales[index];
+                const int row = from.first_row + lane;
+                to[lane] = (from.source->*factors)[from.source->scale_count == 1 ? 0 : row * matrix.scale_groups + group];
             }
         }
     }
-    return scales;
+    return gathered;
 }
 
 bool halve(const std::vector<float>& values, std::vector<std::uint16_t>& halves) {
@@ -211,40 +240,48 @@ bool halve(const std::vector<float>& values, std::vector<std::uint16_t>& halves)
     return true;
 }
 
-// Float16 scales halve the bytes beside the codes; one scale to a row is too little to matter.
-void store_scales(PackedMatrix& matrix, const std::vector<float>& scales) {
+// Float16 halves the bytes beside the codes; one scale to a row is too little to matter.
+PackedMatrix::Factors store_factors(const std::vector<float>& values, bool grouped) {
     std::vector<std::uint16_t> halves;
-    matrix.half_scales = matrix.groups > 1 && halve(scales, halves);
-    const void* values = scales.data();
-    if (matrix.half_scales) values = halves.data();
-    matrix.scales = AlignedBuffer(scales.size() * (matrix.half_scales ? sizeof(std::uint16_t) : sizeof(float)));
-    std::memcpy(matrix.scales.data(), values, matrix.scales.bytes());
+    const bool half = grouped && halve(values, halves);
+    PackedMatrix::Factors factors = {AlignedBuffer(values.size() * (half ? sizeof(std::uint16_t) : sizeof(float))), half};
+    const void* from = values.data();
+    if (half) from = halves.data();
+    std::memcpy(factors.values.data(), from, factors.values.bytes());
+    return factors;
 }
 
-float scale_at(const PackedMatrix& matrix, std::ptrdiff_t place) {
-    if (matrix.half_scales) return half_value(reinterpret_cast<const std::uint16_t*>(matrix.scales.data())[place]);
-    return reinterpret_cast<const float*>(matrix.scales.data())[place];
+float factor_at(const PackedMatrix::Factors& factors, std::ptrdiff_t place) {
+    if (factors.half) return half_value(reinterpret_cast<const std::uint16_t*>(factors.values.data())[place]);
+    return reinterpret_cast<const float*>(factors.values.data())[place];
 }
 
 PackedMatrix pack_tiles(std::vector<TileSource> tiles, bool dense) {
-    const MatrixSource& first = *tiles[0].source;
-    PackedMatrix matrix = allocate(first, int(tiles.size()), scale_groups(first), dense);
+    const bool ternary = std::all_of(tiles.begin(), tiles.end(), [](const TileSource& tile) {
+        return tile.first_row > 0 || is_ternary(*tile.source);
+    });
+    PackedMatrix matrix = allocate(*tiles[0].source, int(tiles.size()), dense && ternary);
     tiles.resize(matrix.tiles, {nullptr, 0});
     for (int tile = 0; tile < matrix.tiles; tile += matrix.unit()) {
         if (matrix.dense) fill_dense(matrix, tile / matrix.unit(), &tiles[tile]);
         else fill_codes(matrix, tile, tiles[tile]);
     }
-    store_scales(matrix, gather_scales(matrix, tiles));
+    const bool grouped = matrix.scale_groups > 1, minimums = tiles[0].source->minimums;
+    matrix.scales = store_factors(gather(matrix, tiles, &MatrixSource::scales), grouped);
+    if (minimums) matrix.minimums = store_factors(gather(matrix, tiles, &MatrixSource::minimums), grouped);
     return matrix;
 }
 
 void check_alike(const MatrixSource& first, const MatrixSource& other) {
-    if (first.in != other.in || first.bits != other.bits || scale_groups(first) != scale_groups(other)) {
-        throw std::invalid_argument("matrices packed together differ in inputs, bits or scale groups");
-    }
+    if (!first.alike(other)) throw std::invalid_argument("matrices packed together differ in inputs, bits or groups");
 }
 
 }  // namespace
+
+bool MatrixSource::alike(const MatrixSource& other) const {
+    return in == other.in && bits == other.bits && step_inputs == other.step_inputs && !minimums == !other.minimums &&
+           scale_groups(*this) == scale_groups(other);
+}
 
 PackedMatrix pack_matrix(const MatrixSource& source, bool dense) { return pack_stacked({source}, dense); }
 
@@ -297,10 +334,12 @@ std::uint32_t codes_at(const PackedMatrix& matrix, int tile, int lane, int begin
 void unpack_row(const PackedMatrix& matrix, int row, float* values) {
     const int tile = row / tile_rows, lane = row % tile_rows;
     for (int begin = 0; begin < matrix.in; begin += PackedMatrix::step_inputs) {
-        const float scale = scale_at(matrix, matrix.scale_place(tile, begin / matrix.group) + lane);
+        const std::ptrdiff_t place = matrix.scale_place(tile, begin / matrix.group >> matrix.scale_shift) + lane;
+        const float scale = factor_at(matrix.scales, place);
         const std::uint32_t codes = codes_at(matrix, tile, lane, begin);
         for (int b = 0; b < std::min(PackedMatrix::step_inputs, matrix.in - begin); ++b) {
-            values[begin + b] = float(int(codes >> 8 * b & 0xff) - matrix.zero_point()) * scale;
+            values[begin + b] = float(int(codes >> 8 * b & 0xff) - matrix.zero) * scale;
+            if (matrix.has_minimum()) values[begin + b] += factor_at(matrix.minimums, place);
         }
     }
 }

@@ -5,12 +5,12 @@
 
 namespace bitmtp {
 
-/// Activations quantised to int8, one scale to a row.
+/// Activations quantised to int8, a step to a row or to a group of its inputs.
 struct QuantRows {
     int rows = 0;
     int in_padded = 0;               ///< bytes from row to row: `padded_inputs(in)`
     std::int8_t* values = nullptr;   ///< [rows][in_padded], 64-byte aligned, zero behind the inputs
-    float* step = nullptr;           ///< [rows]
+    float* step = nullptr;           ///< [rows][step groups of the matrix]
     std::int32_t* sums = nullptr;    ///< [rows][groups of the matrix]: sum of the group's values
 };
 

@@ -2,8 +2,8 @@
 
 constexpr int widest = 4;
 
-/// The weights enter as unsigned codes: vpmaddubsw multiplies unsigned by signed bytes.
-constexpr int kernel_zero_point(int bits) { return bits == 2 ? 1 : 1 << (bits - 1); }
+/// What is taken from a code before it is multiplied: nothing. vpmaddubsw multiplies unsigned by signed bytes.
+constexpr int subtracted(int) { return 0; }
 
 constexpr int vectors_at_once(int columns) { return columns == 1 ? 2 : 1; }
 

@@ -2,8 +2,8 @@
 
 constexpr int widest = 12;
 
-/// The weights enter as unsigned codes: VNNI multiplies unsigned by signed bytes.
-constexpr int kernel_zero_point(int bits) { return bits == 2 ? 1 : 1 << (bits - 1); }
+/// What is taken from a code before it is multiplied: nothing. VNNI multiplies unsigned by signed bytes.
+constexpr int subtracted(int) { return 0; }
 
 /// Weight vectors to take at once: narrow blocks need more independent chains, wide ones have no registers left.
 constexpr int vectors_at_once(int columns) { return columns <= 4 ? 4 : 2; }

@@ -46,11 +46,11 @@ static inline std::int32_t load_step(const std::int8_t* values) {
 #include "product_portable.hpp"
 #endif
 
-static inline NativeF load_scale(const PackedMatrix& matrix, std::ptrdiff_t place) {
-    if (matrix.half_scales) return load_half(reinterpret_cast<const std::uint16_t*>(matrix.scales.data()) + place);
-    NativeF scale;
-    std::memcpy(&scale, matrix.scales.data() + place * sizeof(float), sizeof scale);
-    return scale;
+static inline NativeF load_factors(const PackedMatrix::Factors& factors, std::ptrdiff_t place) {
+    if (factors.half) return load_half(reinterpret_cast<const std::uint16_t*>(factors.values.data()) + place);
+    NativeF values;
+    std::memcpy(&values, factors.values.data() + place * sizeof(float), sizeof values);
+    return values;
 }
 
 /// Results of `VECS` weight vectors from `index` on (counted through the tiles) for `COLS` rows of activations.
@@ -60,12 +60,14 @@ inline void block(const PackedMatrix& matrix, const QuantRows& input, int index,
     static_assert(kParts == 1 || kParts % VECS == 0);
     const std::ptrdiff_t tile_bytes = std::ptrdiff_t(matrix.unit_bytes());
     const std::ptrdiff_t distance = kParts == 1 ? tile_bytes : vector_bytes;
-    const std::ptrdiff_t scale_distance = kParts == 1 ? matrix.groups * tile_rows : kNative;
+    const std::ptrdiff_t scale_distance = kParts == 1 ? matrix.scale_groups * tile_rows : kNative;
     const std::uint8_t* codes = matrix.codes.data() + index / kParts * tile_bytes + index % kParts * vector_bytes;
     const std::int8_t* values = input.values + std::ptrdiff_t(column) * input.in_padded;
     const std::int32_t* sums = input.sums + std::ptrdiff_t(column) * matrix.groups;
-    std::ptrdiff_t scale_place = matrix.scale_place(index / kParts, 0) + index % kParts * kNative;
-    const int words = matrix.group / matrix.word_inputs();
+    const float* steps = input.step + std::ptrdiff_t(column) * matrix.step_groups;
+    const std::ptrdiff_t scale_place = matrix.scale_place(index / kParts, 0) + index % kParts * kNative;
+    const int words = matrix.group / matrix.word_inputs(), zero = matrix.zero - subtracted(BITS);
+    const bool minimum = matrix.has_minimum();
     NativeF total[VECS][COLS];
     // -0 + x is x for every x, so that the first group needs no case of its own.
     BITMTP_UNROLL for (int v = 0; v < VECS; ++v)
@@ -74,19 +76,27 @@ inline void block(const PackedMatrix& matrix, const QuantRows& input, int index,
         NativeI acc[VECS][COLS];
         dot<BITS, VECS, COLS>(codes, distance, values, input.in_padded, words, acc);
         BITMTP_UNROLL for (int v = 0; v < VECS; ++v) {
-            const NativeF scale = load_scale(matrix, scale_place + v * scale_distance);
+            const std::ptrdiff_t place =
+                scale_place + (group >> matrix.scale_shift) * tile_rows + v * scale_distance;
+            const NativeF scale = load_factors(matrix.scales, place);
+            const NativeF least = minimum ? load_factors(matrix.minimums, place) : NativeF{};
             BITMTP_UNROLL for (int c = 0; c < COLS; ++c) {
-                const NativeI exact = acc[v][c] - kernel_zero_point(BITS) * sums[c * matrix.groups + group];
-                total[v][c] = total[v][c] + __builtin_convertvector(exact, NativeF) * scale;
+                const std::int32_t sum = sums[c * matrix.groups + group];
+                NativeF term = __builtin_convertvector(acc[v][c] - zero * sum, NativeF);
+                if (!matrix.scale_last) term = term * scale;
+                if (minimum) term = term + float(sum) * least;
+                if (!matrix.step_last) term = term * steps[c * matrix.step_groups + (group >> matrix.step_shift)];
+                total[v][c] = total[v][c] + term;
             }
         }
         codes += std::ptrdiff_t(words) * 64;
         values += matrix.group;
-        scale_place += tile_rows;
     }
     BITMTP_UNROLL for (int v = 0; v < VECS; ++v)
         BITMTP_UNROLL for (int c = 0; c < COLS; ++c) {
-            const NativeF result = total[v][c] * input.step[column + c];
+            NativeF result = total[v][c];
+            if (matrix.scale_last) result = result * load_factors(matrix.scales, scale_place + v * scale_distance);
+            if (matrix.step_last) result = result * steps[c];
             std::memcpy(y + (column + c) * stride + (index + v) * kNative, &result, sizeof result);
         }
 }

@@ -2,8 +2,8 @@
 
 constexpr int widest = 8;
 
-/// SDOT is signed by signed: narrow codes are small positive numbers, 8-bit ones become the signed weight again.
-constexpr int kernel_zero_point(int bits) { return bits == 2 ? 1 : bits == 4 ? 8 : 0; }
+/// What is taken from a code before it is multiplied: SDOT is signed by signed, and a code of 8 bits would be negative.
+constexpr int subtracted(int bits) { return bits == 8 ? 128 : 0; }
 
 constexpr int vectors_at_once(int columns) { return columns <= 4 ? 4 : 2; }
 

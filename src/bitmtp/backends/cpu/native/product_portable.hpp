@@ -2,7 +2,8 @@
 
 constexpr int widest = 4;
 
-constexpr int kernel_zero_point(int bits) { return bits == 2 ? 1 : 1 << (bits - 1); }
+/// What is taken from a code before it is multiplied.
+constexpr int subtracted(int) { return 0; }
 
 constexpr int vectors_at_once(int) { return 1; }
 

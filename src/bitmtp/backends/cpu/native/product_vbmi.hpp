@@ -109,7 +109,7 @@ __attribute__((noinline)) static void dense_block(const PackedMatrix& matrix, co
         }
         BITMTP_UNROLL for (int v = 0; v < TRIPLES; ++v)
             BITMTP_UNROLL for (int t = 0; t < dense::tiles; ++t) {
-                const NativeF scale = load_scale(matrix, matrix.scale_place((triple + v) * dense::tiles + t, group));
+                const NativeF scale = load_factors(matrix.scales, matrix.scale_place((triple + v) * dense::tiles + t, group));
                 BITMTP_UNROLL for (int c = 0; c < COLS; ++c)
                     total[v][t][c] = total[v][t][c] + __builtin_convertvector((NativeI)sum[v][t][c], NativeF) * scale;
             }

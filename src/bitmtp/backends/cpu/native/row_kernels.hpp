@@ -56,23 +56,33 @@ BITMTP_INLINE float largest_size(const float* x, int n, float least) {
     return fold_max(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
 }
 
-void quantise(const float* x, int n, int group, int groups, const QuantRows& out, int row) {
-    const float absmax = largest_size(x, n, 1e-5f);
-    const f32x16 factor = splat(127.0f / absmax);
-    std::int8_t* values = out.values + std::ptrdiff_t(row) * out.in_padded;
-    for (int g = 0; g < groups; ++g) {
+// Levels of inputs [begin, end), which share a step, and the sum of each group of them.
+BITMTP_INLINE void quantise_part(const float* x, const PackedMatrix& matrix, int begin, int end, float factor,
+                                 std::int8_t* values, std::int32_t* sums) {
+    for (int from = begin; from < end; from += matrix.group) {
         i32x16 total = {};
-        const int begin = g * group, end = g + 1 == groups ? n : begin + group;
-        for (int i = begin; i < end; i += kLanes) {
-            total = total + store_levels(values + i, round_even(load_padded(x, i, end) * factor));
+        const int to = from + matrix.group < end ? from + matrix.group : end;
+        for (int i = from; i < to; i += kLanes) {
+            total = total + store_levels(values + i, round_even(load_padded(x, i, to) * splat(factor)));
         }
         std::int32_t lanes[kLanes], sum = 0;
         std::memcpy(lanes, &total, sizeof lanes);
         for (int lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
-        out.sums[std::ptrdiff_t(row) * groups + g] = sum;
+        sums[from / matrix.group] = sum;
+    }
+}
+
+void quantise(const float* x, const PackedMatrix& matrix, const QuantRows& out, int row) {
+    const int n = matrix.in, share = n / matrix.step_groups;
+    std::int8_t* values = out.values + std::ptrdiff_t(row) * out.in_padded;
+    for (int g = 0; g < matrix.step_groups; ++g) {
+        const int begin = g * share;
+        const float absmax = largest_size(x + begin, share, 1e-5f);
+        quantise_part(x, matrix, begin, begin + share, 127.0f / absmax, values,
+                      out.sums + std::ptrdiff_t(row) * matrix.groups);
+        out.step[std::ptrdiff_t(row) * matrix.step_groups + g] = absmax / 127.0f;
     }
     for (int i = round_up(n, kLanes); i < out.in_padded; ++i) values[i] = 0;
-    out.step[row] = absmax / 127.0f;
 }
 
 void add(float* x, const float* y, int n) {

@@ -31,11 +31,13 @@ public:
 
     Floats optional(const std::string& name) const { return find(name) ? floats(name) : Floats(); }
 
-    MatrixSource matrix(const std::string& name, int in, int bits) const {
+    MatrixSource matrix(const std::string& name, int in, int step_inputs) const {
         const Tensor& weight = get(name + ".weight");
         const Tensor& scale = get(name + ".scale");
-        return {static_cast<const std::uint8_t*>(weight.data), int(weight.shape[0]), in, bits,
-                static_cast<const float*>(scale.data), int(scale.size())};
+        const Tensor* minimum = find(name + ".minimum");
+        return {static_cast<const std::uint8_t*>(weight.data), int(weight.shape[0]), in, int(weight.shape[1] * 8 / in),
+                static_cast<const float*>(scale.data), int(scale.size()), scale.shape.size() == 2,
+                minimum ? static_cast<const float*>(minimum->data) : nullptr, step_inputs};
     }
 
 private:
@@ -51,23 +53,33 @@ AlignedBuffer read_halves(const Tensor& tensor) {
 
 Vocabulary read_vocabulary(const Reader& reader, const std::string& name, const Shape& shape, bool dense) {
     Vocabulary vocabulary;
-    if (shape.embedding_bits < 16) {
-        vocabulary.packed = pack_matrix(reader.matrix(name, shape.hidden, shape.embedding_bits), dense);
+    if (!shape.half_tables) {
+        vocabulary.packed = pack_matrix(reader.matrix(name, shape.hidden, shape.step_inputs), dense);
         return vocabulary;
     }
     vocabulary.half = read_halves(reader.get(name + ".weight"));
     return vocabulary;
 }
 
+// Matrices one below the other: neighbours that are alike together, in the order given.
+std::vector<PackedMatrix> pack_below(const std::vector<MatrixSource>& parts, bool dense) {
+    std::vector<PackedMatrix> packed;
+    for (std::size_t begin = 0, end = 0; begin < parts.size(); begin = end) {
+        while (end < parts.size() && parts[begin].alike(parts[end])) ++end;
+        packed.push_back(pack_stacked({parts.begin() + begin, parts.begin() + end}, dense && end - begin == parts.size()));
+    }
+    return packed;
+}
+
 Layer read_layer(const Reader& reader, const Shape& shape, bool dense) {
-    const auto ternary = [&](const char* name, int in) { return reader.matrix(name, in, 2); };
+    const auto matrix = [&](const char* name, int in) { return reader.matrix(name, in, shape.step_inputs); };
     const int hidden = shape.hidden;
     Layer layer;
-    layer.qkv = pack_stacked(
-        {ternary("attention.q", hidden), ternary("attention.k", hidden), ternary("attention.v", hidden)}, dense);
-    layer.o = pack_matrix(ternary("attention.o", shape.attention()), dense);
-    layer.gate_up = pack_interleaved(ternary("mlp.gate", hidden), ternary("mlp.up", hidden), dense);
-    layer.down = pack_matrix(ternary("mlp.down", shape.inner), dense);
+    layer.qkv = pack_below(
+        {matrix("attention.q", hidden), matrix("attention.k", hidden), matrix("attention.v", hidden)}, dense);
+    layer.o = pack_matrix(matrix("attention.o", shape.attention()), dense);
+    layer.gate_up = pack_interleaved(matrix("mlp.gate", hidden), matrix("mlp.up", hidden), dense);
+    layer.down = pack_matrix(matrix("mlp.down", shape.inner), dense);
     layer.q_bias = reader.optional("attention.q.bias");
     layer.k_bias = reader.optional("attention.k.bias");
     layer.v_bias = reader.optional("attention.v.bias");
@@ -110,7 +122,8 @@ Weights::Weights(const Shape& shape, const Tensors& tensors, bool dense) {
 std::size_t Weights::bytes() const {
     std::size_t total = embedding.packed.bytes() + embedding.half.bytes() + head.packed.bytes() + head.half.bytes();
     for (const Layer& layer : layers) {
-        total += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+        for (const PackedMatrix& part : layer.qkv) total += part.bytes();
+        total += layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
     }
     for (const MedusaHead& head : medusa) total += head.weight.bytes() + sizeof(float) * head.bias.size();
     return total + sizeof(float) * (masks.size() + chain_hidden.size() + chain_output.size());

@@ -21,7 +21,8 @@ struct Shape {
     int head_dim = 0;
     int block = 1;
     int chain_rank = 0;
-    int embedding_bits = 8;
+    int step_inputs = 0;     ///< that share a step of the activations; 0: all of a row
+    bool half_tables = false;  ///< embedding and head are float16
     float eps = 1e-5f;
     bool relu2 = false;
     bool tied = true;
@@ -57,7 +58,7 @@ struct Vocabulary {
 
 /// One layer. Optional tensors are empty when the model has none.
 struct Layer {
-    PackedMatrix qkv;      ///< q, k, v one below the other, each from a new tile
+    std::vector<PackedMatrix> qkv;  ///< q, k, v one below the other, each from a new tile; as few as their layouts allow
     PackedMatrix o;
     PackedMatrix gate_up;  ///< tile by tile in turns
     PackedMatrix down;
