@@ -95,7 +95,7 @@ def _print_expected(found: list[Expectation]) -> None:
 
 def _model_facts(loaded: Checkpoint) -> list[tuple[str, str]]:
     config = loaded.config
-    ternary, vocabulary = _parameters(config)
+    layers, vocabulary = _parameters(config)
     bytes_on_disk = sum(tensor.nbytes for tensor in loaded.tensors.values())
     kv_bytes = 2 * config.num_layers * config.kv_size * (2 if config.kv_type == "float16" else 4)
     drafts = f"blocks of up to {config.block_size}" if config.block_size > 1 else "none (never taught to draft)"
@@ -104,7 +104,7 @@ def _model_facts(loaded: Checkpoint) -> list[tuple[str, str]]:
     return [
         ("folder", str(loaded.path)),
         ("shape", _shape(config)),
-        ("parameters", f"{(ternary + vocabulary) / 1e6:.1f} M, {ternary / 1e6:.1f} M of them in ternary layers"),
+        ("parameters", f"{(layers + vocabulary) / 1e6:.1f} M, {layers / 1e6:.1f} M of them in the layers"),
         ("weights", _weights(config)),
         ("size", f"{bytes_on_disk / 1e6:.1f} MB of tensors"),
         ("context", f"up to {config.max_position} tokens; K/V in {config.kv_type}, {kv_bytes / 1e3:.1f} kB per token"),
@@ -125,14 +125,20 @@ def _shape(config: ModelConfig) -> str:
 
 
 def _weights(config: ModelConfig) -> str:
+    if config.layout("layers.0.mlp.up"):
+        words = sorted({str(layout) for _, layout in config.layouts})
+        steps = "row" if config.activation_scale == "row" else f"{config.group_size} inputs"
+        return f"{'; '.join(words)}; {config.activation_bits}-bit activations, a step per {steps}"
     scale = f"group of {config.group_size}" if config.ternary_scale == "group" else config.ternary_scale
-    embedding = "ternary" if config.embedding_bits == 2 else f"{config.embedding_bits}-bit"
+    layout = config.layout("embedding")
+    bits = layout.bits if layout else config.embedding_bits
+    embedding = "ternary" if bits == 2 else f"{bits}-bit"
     head = "also the head" if config.tie_embeddings else "and head"
     return f"ternary, a scale per {scale}; {config.activation_bits}-bit activations; {embedding} embedding ({head})"
 
 
 def _parameters(config: ModelConfig) -> tuple[int, int]:
-    """Weights of the ternary products, and of embedding and head."""
+    """Weights of the products, and of embedding and head."""
     from bitmtp.checkpoint import linear_shapes
 
     layer = sum(out * inputs for out, inputs in linear_shapes(config).values())

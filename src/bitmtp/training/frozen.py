@@ -36,6 +36,8 @@ def frozen_model(start: Checkpoint, config: TrainConfig, dtype: torch.dtype) -> 
     Raises:
         ConfigError: its scales or its embedding are not those that training computes.
     """
+    if start.config.layouts:
+        raise ConfigError(f"{start.path}: has matrices with layouts; method {config.method} freezes models without")
     for name, known in LAYOUTS.items():
         if (value := getattr(start.config, name)) not in known:
             words = " or ".join(map(repr, known))
