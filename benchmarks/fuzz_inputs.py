@@ -72,7 +72,7 @@ def changed(rng: Random, whole: Any) -> Any:
     elif isinstance(copy, dict):
         copy[rng.choice(KEYS)] = rng.choice((whole[key], value(rng)))  # type: ignore[index]
     else:
-        copy += [whole[key]] * rng.choice((1, 2, 300))
+        copy += [whole[key]] * rng.choice((1, 2, 20))
     return copy
 
 

@@ -165,3 +165,9 @@ def test_not_an_object(text: str) -> None:
 def test_wrong_types_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         tiny_config(**changes)
+
+
+@pytest.mark.parametrize("name", ["num_layers", "max_position"])
+def test_a_number_that_would_take_all_memory_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} is 2147483648; supported: up to"):
+        tiny_config(**{name: 1 << 31})

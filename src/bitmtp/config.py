@@ -46,6 +46,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "Layouts": (tuple,),
 }
 ROPE_SCALINGS = ("linear", "yarn", "llama3")
+_MOST = {"num_layers": 1000, "max_position": 1 << 24}
 _POSITIVE = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
 
 
@@ -136,6 +137,9 @@ class ModelConfig:
         for name in (*_POSITIVE, "max_position", "group_size", "rope_theta"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be above 0")
+        for name, most in _MOST.items():  # a damaged number would take all memory before a tensor is looked at
+            if getattr(self, name) > most:
+                raise ConfigError(f"{name} is {getattr(self, name)}; supported: up to {most}")
         if not 0 <= self.norm_eps < 1:
             raise ConfigError(f"norm_eps is {self.norm_eps!r}; it must lie between 0 and 1")
         if not 1 <= self.block_size <= 32:

@@ -242,3 +242,14 @@ def test_tools_are_forgotten_with_tool_choice_none(served: Running) -> None:
     ).json()
     assert plain["choices"] == none["choices"]
     assert plain["usage"]["prompt_tokens"] == none["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("follows", ["\n", "\n\nAnd a b.", " x \n y"])
+def test_white_space_behind_a_call_is_dropped_however_the_text_is_cut(follows: str) -> None:
+    """And only there: what follows keeps its own."""
+    text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>' + follows
+    for parts in ([text], list(text)):
+        parser = ToolParser(("f",))
+        found = [one for part in parts for one in parser.push(part)] + parser.finish()
+        assert isinstance(found[0], ToolCall)
+        assert "".join(map(str, found[1:])) == follows.lstrip()

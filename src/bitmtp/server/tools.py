@@ -64,6 +64,7 @@ class ToolParser:
     single: bool = False
     calls: int = 0
     _held: str = ""
+    _behind_call: bool = False  # nothing but white space has followed the last call
 
     def push(self, text: str) -> list[str | ToolCall]:
         """The content and calls that this text completes, in order."""
@@ -100,15 +101,19 @@ class ToolParser:
         return ToolCall(call.name, arguments) if call.name in self.names else None
 
     def _settled(self, found: Sequence[str | ToolCall]) -> list[str | ToolCall]:
-        """Without empty content, without the white space around calls, and without what follows a single call."""
+        """Without empty content, without the white space behind calls, and without what follows a single call."""
         kept: list[str | ToolCall] = []
         for part in found:
             if self.single and self.calls:
                 break
             if isinstance(part, ToolCall):
                 self.calls += 1
-            elif not part or (self.calls and not part.strip()):
-                continue
+                self._behind_call = True
+            else:
+                part = part.lstrip() if self._behind_call else part
+                if not part:
+                    continue
+                self._behind_call = False
             kept.append(part)
         return kept
 

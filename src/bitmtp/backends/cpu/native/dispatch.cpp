@@ -7,14 +7,20 @@
 
 #include "kernels.hpp"
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__) && !defined(BITMTP_PORTABLE_ONLY)
+#define BITMTP_X86 1
+#elif defined(__aarch64__) && !defined(BITMTP_PORTABLE_ONLY)
+#define BITMTP_ARM 1
+#endif
+
+#if BITMTP_ARM && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
 
 namespace bitmtp {
 
-#if defined(__x86_64__)
+#if BITMTP_X86
 namespace avx512vbmi {
 const Kernels& kernels();
 }
@@ -24,7 +30,7 @@ const Kernels& kernels();
 namespace avx2 {
 const Kernels& kernels();
 }
-#elif defined(__aarch64__)
+#elif BITMTP_ARM
 namespace neon {
 const Kernels& kernels();
 }
@@ -41,7 +47,7 @@ struct Build {
     const Kernels& (*kernels)();
 };
 
-#if defined(__x86_64__)
+#if BITMTP_X86
 bool has_avx512() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -49,7 +55,7 @@ bool has_avx512() {
 }
 
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma"); }
-#elif defined(__aarch64__)
+#elif BITMTP_ARM
 bool has_dot_product() {
 #if defined(__linux__)
     return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
@@ -64,11 +70,11 @@ bool has_dot_product() {
 const Kernels& select_kernels() {
     const char* wanted = std::getenv("BITMTP_ISA");
     const std::initializer_list<Build> builds = {
-#if defined(__x86_64__)
+#if BITMTP_X86
         {"avx512vbmi", has_avx512() && __builtin_cpu_supports("avx512vbmi"), avx512vbmi::kernels},
         {"avx512", has_avx512(), avx512::kernels},
         {"avx2", has_avx2(), avx2::kernels},
-#elif defined(__aarch64__)
+#elif BITMTP_ARM
         {"neon", has_dot_product(), neon::kernels},
 #endif
         {"portable", true, portable::kernels},
