@@ -49,7 +49,7 @@ def test_a_bar_in_a_terminal(source: Path, tmp_path: Path, terminal: Callable[..
 @pytest.mark.parametrize(
     ("flags", "word"),
     [
-        (["--embedding-bits", "4"], "--embedding-bits"),
+        (["--embedding-bits", "5"], "--embedding-bits"),
         (["--tokenizer", "nowhere"], "nowhere"),
     ],
 )

@@ -49,7 +49,7 @@ def test_summaries_are_whole_sentences(bitmtp: Command) -> None:
         ("generate", "policy", set(POLICIES)),
         ("generate", "backend", {"auto", "cpu", "cuda", "reference"}),
         ("bench", "shape", set(SHAPES)),
-        ("convert", "embedding-bits", {"16", "8"}),
+        ("convert", "embedding-bits", {"16", "8", "4"}),
         ("train", "method", {"joint", "autoregressive", "masks", "medusa"}),
     ],
 )

@@ -237,12 +237,7 @@ class Text:
 
     def _legal(self, tokens: Sequence[int]) -> int:
         """How many of a draft's proposals the grammar lets stand; of anything else, all."""
-        if self.grammar is None or self.core.drafted:
-            return MAX_WIDTH
-        legal = self.grammar.accepts(tokens)
-        if tokens and not legal:  # the text would never go on
-            raise RuntimeError(f"the grammar refuses token {tokens[0]}, which it allowed")
-        return legal
+        return MAX_WIDTH if self.grammar is None or self.core.drafted else self.grammar.accepts(tokens)
 
     def _fetch(self) -> None:
         self._scores += [Logprobs(chosen, tuple(best)) for chosen, best in self.core.take_scores()]
