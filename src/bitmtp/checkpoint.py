@@ -322,4 +322,7 @@ def _write_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 def _save_shard(shard: dict[str, Tensor], file: Path) -> None:
     sums = {name: zlib.crc32(tensor.data) for name, tensor in shard.items()}
-    save_file(shard, file, metadata={CHECKSUMS: json.dumps(sums)})
+    try:
+        save_file(shard, file, metadata={CHECKSUMS: json.dumps(sums)})
+    except SafetensorError as error:  # the library's own name for a disk that refuses
+        raise OSError(f"{file.name}: {error}") from None
