@@ -36,14 +36,13 @@ def test_a_model_in_use_does_not_look_at_its_files_again(tiny_model: Path, tmp_p
         Engine.load(folder, backend="reference")
 
 
-def test_a_clock_that_jumps_ends_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from conftest import write_tokenizer
+def test_a_clock_that_jumps_ends_no_text(monkeypatch: pytest.MonkeyPatch, tokenizer_folder: Path) -> None:
     from server.conftest import make, running
 
     hours = iter(range(10**9))
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 3600 * (-1) ** next(hours) * 24 * 365)
-    with running(make(write_tokenizer(tmp_path)), timeout=60.0) as server:
+    with running(make(tokenizer_folder), timeout=60.0) as server:
         for _ in range(5):
             assert server.complete("otter", max_tokens=20)["usage"]["completion_tokens"]
         assert server.metric("bitmtp_time_to_first_token_seconds_sum") < 60
